@@ -1,0 +1,1 @@
+"""The engine: model, weights, paged KV cache, block manager, sampler, runner."""

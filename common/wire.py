@@ -1,0 +1,351 @@
+"""Every message between Baton's services, from -> to, and their encoding.
+
+A message travels as `[header, *buffers]`: the header is MessagePack of
+`[version, tag, sender, to, seq, fields]`, buffers are raw frames (KV blocks) that are never copied
+into it. `decode` checks version, tag, field names, types and sizes. Nothing is ever unpickled.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
+from enum import StrEnum
+from typing import Annotated, Any
+
+import msgpack
+import msgspec
+
+from common.errors import WireError
+from common.ids import BlockId, PeerId, RequestId
+from common.kv_layout import KVLayout
+from common.sampling import FinishReason, SamplingParams
+
+WIRE_VERSION = 1
+MAX_HEADER_BYTES = 16 * 2**20
+"""A header over this is refused unread. A prompt of a million tokens takes about 5 MiB."""
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+TokenIds = tuple[Count, ...]
+Buffer = bytes | bytearray | memoryview
+
+
+class Role(StrEnum):
+    """Which pool a worker belongs to."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class EndReason(StrEnum):
+    """Why a worker ended a request that its gateway did not cancel.
+
+    PREEMPTED:      no KV blocks left; resume it, nothing went wrong
+    DRAINING:       the worker is leaving; resume it elsewhere, nothing went wrong
+    LINK_LOST:      messages of this gateway were lost, so the worker gave up what it had of it
+    LEASE_EXPIRED:  the handoff was neither fetched nor renewed in time
+    TRANSFER:       the KV could not be pulled or was not what the descriptor said
+    UNKNOWN:        the gateway asked about something that the worker does not have
+    TOO_LARGE:      can never fit into this worker's cache
+    FAILED:         this request broke the step (for example, its logits are not finite)
+    """
+
+    PREEMPTED = "preempted"
+    DRAINING = "draining"
+    LINK_LOST = "link_lost"
+    LEASE_EXPIRED = "lease_expired"
+    TRANSFER = "transfer"
+    UNKNOWN = "unknown"
+    TOO_LARGE = "too_large"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVSource:
+    """Where a worker's KV blocks can be fetched.
+
+    data_address:  ZeroMQ endpoint of its transfer thread
+    shm_name:      its cache's shared-memory segment, "" if it has none
+    shm_nonce:     what the segment's header must hold for it to be the very same one
+    """
+
+    peer: PeerId
+    data_address: str
+    shm_name: str
+    shm_nonce: str
+    layout: KVLayout
+    num_blocks: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVDescriptor:
+    """KV blocks that a prefill worker holds for one attempt: the baton.
+
+    num_tokens:  whose KV the blocks hold, in order; the last block may be partly filled
+    checksums:   xxh3_64 of each whole block's bytes, parallel to block_ids
+    """
+
+    source: KVSource
+    num_tokens: Count
+    block_ids: tuple[BlockId, ...]
+    checksums: tuple[Count, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    """worker -> every gateway, twice a second and never queued: who it is and what it has free.
+
+    max_context:     tokens of the longest sequence that it can ever hold
+    step_running_s:  how long the running step has taken, 0 between steps
+    counters:        totals since start and gauges, for the gateway's /metrics
+    """
+
+    name: str
+    address: str
+    role: Role
+    layout: KVLayout
+    num_blocks: Count
+    num_free_blocks: Count
+    max_context: Count
+    num_waiting: Count
+    num_waiting_tokens: Count
+    num_running: Count
+    is_draining: bool
+    step_running_s: Seconds
+    step_expected_s: Seconds
+    counters: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayStatus:
+    """gateway -> each of its workers, twice a second and never queued.
+
+    leases: (request_id, attempt) of the handoffs on this worker that the gateway still wants.
+    """
+
+    name: str
+    address: str
+    leases: tuple[tuple[RequestId, Count], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillRequest:
+    """gateway -> prefill: compute prompt and output tokens, sample the next one, hold the KV.
+
+    age_s: since the request first arrived (clocks of two hosts are never compared).
+    """
+
+    request_id: RequestId
+    attempt: Count
+    prompt_token_ids: TokenIds
+    output_token_ids: TokenIds
+    sampling: SamplingParams
+    age_s: Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillDone:
+    """prefill -> gateway: the next token, and the KV of everything before it.
+
+    index:             of token_id in the request's output
+    num_cached_tokens: tokens whose KV was found in the prefix cache
+    kv:                None when the request ended with this token
+    """
+
+    request_id: RequestId
+    attempt: Count
+    index: Count
+    token_id: Count
+    num_cached_tokens: Count
+    finish_reason: FinishReason | None
+    stop_token_id: int | None
+    kv: KVDescriptor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeRequest:
+    """gateway -> decode: pull the KV, then continue after the last output token (whose KV nobody has yet)."""
+
+    request_id: RequestId
+    attempt: Count
+    prompt_token_ids: TokenIds
+    output_token_ids: TokenIds
+    sampling: SamplingParams
+    age_s: Seconds
+    kv: KVDescriptor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokensEntry:
+    """New tokens of one sequence; index is the first one's in the request's output."""
+
+    request_id: RequestId
+    attempt: Count
+    index: Count
+    token_ids: TokenIds
+    finish_reason: FinishReason | None
+    stop_token_id: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """decode -> gateway, one a step: all new tokens of that gateway's sequences."""
+
+    entries: tuple[TokensEntry, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel:
+    """gateway -> worker: drop this attempt and every earlier one, at whatever stage. Idempotent."""
+
+    request_id: RequestId
+    attempt: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """worker -> gateway: the worker gave this attempt up and holds nothing of it any more."""
+
+    request_id: RequestId
+    attempt: Count
+    reason: EndReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkBroken:
+    """either -> either: messages of yours to me were lost; what was under way between us is void."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVFetch:
+    """decode -> prefill, data channel: send these blocks of a handoff.
+
+    with_data: False when the receiver reads the bytes from shared memory and only needs the permission.
+    """
+
+    request_id: RequestId
+    attempt: Count
+    block_ids: tuple[BlockId, ...]
+    with_data: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVBlocks:
+    """prefill -> decode, data channel: a run of the fetched blocks.
+
+    refusal:  why there are none ("" when granted): the handoff is not held (any more)
+    first:    position in the fetch's block_ids of the first block here; runs may have any length
+
+    The envelope's buffers hold one frame a block, or none when fetched without data.
+    """
+
+    request_id: RequestId
+    attempt: Count
+    refusal: str
+    first: Count
+    block_ids: tuple[BlockId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVRelease:
+    """decode -> prefill, data channel: every block arrived and was verified."""
+
+    request_id: RequestId
+    attempt: Count
+
+
+Status = WorkerStatus | GatewayStatus
+Control = PrefillRequest | PrefillDone | DecodeRequest | Tokens | Cancel | Ended | LinkBroken
+Data = KVFetch | KVBlocks | KVRelease
+Message = Status | Control | Data
+
+_CLASSES: tuple[type[Message], ...] = (
+    WorkerStatus,
+    GatewayStatus,
+    PrefillRequest,
+    PrefillDone,
+    DecodeRequest,
+    Tokens,
+    Cancel,
+    Ended,
+    LinkBroken,
+    KVFetch,
+    KVBlocks,
+    KVRelease,
+)
+_BY_TAG = {cls.__name__: cls for cls in _CLASSES}
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A message and how it travelled.
+
+    to:   "" in a first status, when the addressee's incarnation is not known yet
+    seq:  1, 2, 3 … per link; a status repeats the last one sent
+    buffers: raw frames that travel behind the header, only with KVBlocks
+    """
+
+    sender: PeerId
+    to: PeerId
+    seq: int
+    message: Message
+    buffers: Sequence[Buffer] = ()
+
+
+def encode(envelope: Envelope) -> list[Buffer]:
+    """Frames for one multipart send; buffers are passed on as they are, not copied."""
+    message = envelope.message
+    fields = msgspec.to_builtins(message)
+    head = [WIRE_VERSION, type(message).__name__, envelope.sender, envelope.to, envelope.seq, fields]
+    return [msgpack.packb(head), *envelope.buffers]
+
+
+def decode(frames: Sequence[Buffer]) -> Envelope:
+    """Check and unpack what `encode` made.
+
+    Raises: WireError naming message and field.
+    """
+    version, tag, sender, to, seq, fields = _unpack_header(frames)
+    if version != WIRE_VERSION:
+        raise WireError(f"wire version must be {WIRE_VERSION}, got {version!r}")
+    cls = _BY_TAG.get(tag) if isinstance(tag, str) else None
+    if cls is None:
+        raise WireError(f"unknown message {tag!r}")
+    if not (isinstance(sender, str) and isinstance(to, str) and isinstance(seq, int) and seq >= 0):
+        raise WireError(f"{tag}: sender, to and seq must be str, str and int >= 0, got {sender!r}, {to!r}, {seq!r}")
+    buffers = frames[1:]
+    if buffers and cls is not KVBlocks:
+        raise WireError(f"{tag}: has no buffers, got {len(buffers)}")
+    return Envelope(PeerId(sender), PeerId(to), seq, _to_message(cls, fields), buffers)
+
+
+def _unpack_header(frames: Sequence[Buffer]) -> list[Any]:
+    if not frames:
+        raise WireError("a message has at least one frame, got none")
+    if len(frames[0]) > MAX_HEADER_BYTES:
+        raise WireError(f"header must have at most {MAX_HEADER_BYTES} bytes, got {len(frames[0])}")
+    try:
+        head = msgpack.unpackb(frames[0], use_list=True)
+    except Exception as error:  # msgpack raises plain ValueErrors, UnicodeErrors and its own
+        raise WireError(f"header is not MessagePack: {error}") from error
+    if not isinstance(head, list) or len(head) != 6:
+        raise WireError("header must be a list of version, tag, sender, to, seq and fields")
+    return head
+
+
+def _to_message(cls: type[Message], fields: Any) -> Message:
+    tag = cls.__name__
+    if not isinstance(fields, dict):
+        raise WireError(f"{tag}: fields must be a map, got {type(fields).__name__}")
+    names = _FIELD_NAMES[cls]
+    if unknown := fields.keys() - names:
+        raise WireError(f"{tag}: unknown field {sorted(unknown, key=str)[0]!r}")
+    try:
+        return msgspec.convert(fields, cls)
+    except msgspec.ValidationError as error:
+        raise WireError(f"{tag}: {error}") from error
+
+
+_FIELD_NAMES = {cls: {field.name for field in dataclass_fields(cls)} for cls in _CLASSES}
