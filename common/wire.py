@@ -11,7 +11,7 @@ from dataclasses import fields as dataclass_fields
 from enum import StrEnum
 from typing import Annotated, Any
 
-import msgpack
+import msgpack  # pyright: ignore[reportMissingTypeStubs]
 import msgspec
 
 from common.errors import WireError
@@ -213,9 +213,13 @@ class Ended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkBroken:
-    """either -> either: messages of yours to me were lost; what was under way between us is void."""
+    """either -> either: messages of yours to me were lost; what was under way between us is void.
+
+    last_missing: the highest sequence number that is known to be lost; 0 when it is not known
+    """
 
     reason: str
+    last_missing: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,12 +298,17 @@ class Envelope:
     buffers: Sequence[Buffer] = ()
 
 
+Header = tuple[int, str, PeerId, PeerId, Count, dict[str, Any]]
+"""version, tag, sender, to, seq, fields"""
+
+
 def encode(envelope: Envelope) -> list[Buffer]:
     """Frames for one multipart send; buffers are passed on as they are, not copied."""
     message = envelope.message
     fields = msgspec.to_builtins(message)
     head = [WIRE_VERSION, type(message).__name__, envelope.sender, envelope.to, envelope.seq, fields]
-    return [msgpack.packb(head), *envelope.buffers]
+    packed: bytes = msgpack.packb(head)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType, reportAssignmentType]
+    return [packed, *envelope.buffers]
 
 
 def decode(frames: Sequence[Buffer]) -> Envelope:
@@ -309,43 +318,37 @@ def decode(frames: Sequence[Buffer]) -> Envelope:
     """
     version, tag, sender, to, seq, fields = _unpack_header(frames)
     if version != WIRE_VERSION:
-        raise WireError(f"wire version must be {WIRE_VERSION}, got {version!r}")
-    cls = _BY_TAG.get(tag) if isinstance(tag, str) else None
+        raise WireError(f"wire version must be {WIRE_VERSION}, got {version}")
+    cls = _BY_TAG.get(tag)
     if cls is None:
         raise WireError(f"unknown message {tag!r}")
-    if not (isinstance(sender, str) and isinstance(to, str) and isinstance(seq, int) and seq >= 0):
-        raise WireError(f"{tag}: sender, to and seq must be str, str and int >= 0, got {sender!r}, {to!r}, {seq!r}")
     buffers = frames[1:]
     if buffers and cls is not KVBlocks:
         raise WireError(f"{tag}: has no buffers, got {len(buffers)}")
-    return Envelope(PeerId(sender), PeerId(to), seq, _to_message(cls, fields), buffers)
+    return Envelope(sender, to, seq, _to_message(cls, fields), buffers)
 
 
-def _unpack_header(frames: Sequence[Buffer]) -> list[Any]:
+def _unpack_header(frames: Sequence[Buffer]) -> Header:
     if not frames:
         raise WireError("a message has at least one frame, got none")
     if len(frames[0]) > MAX_HEADER_BYTES:
         raise WireError(f"header must have at most {MAX_HEADER_BYTES} bytes, got {len(frames[0])}")
     try:
-        head = msgpack.unpackb(frames[0], use_list=True)
+        head: object = msgpack.unpackb(frames[0])  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        return msgspec.convert(head, Header)
+    except msgspec.ValidationError as error:
+        raise WireError(f"header: {error}") from error
     except Exception as error:  # msgpack raises plain ValueErrors, UnicodeErrors and its own
         raise WireError(f"header is not MessagePack: {error}") from error
-    if not isinstance(head, list) or len(head) != 6:
-        raise WireError("header must be a list of version, tag, sender, to, seq and fields")
-    return head
 
 
-def _to_message(cls: type[Message], fields: Any) -> Message:
-    tag = cls.__name__
-    if not isinstance(fields, dict):
-        raise WireError(f"{tag}: fields must be a map, got {type(fields).__name__}")
-    names = _FIELD_NAMES[cls]
-    if unknown := fields.keys() - names:
-        raise WireError(f"{tag}: unknown field {sorted(unknown, key=str)[0]!r}")
+def _to_message(cls: type[Message], fields: dict[str, Any]) -> Message:
+    if unknown := fields.keys() - _FIELD_NAMES[cls]:
+        raise WireError(f"{cls.__name__}: unknown field {sorted(unknown)[0]!r}")
     try:
         return msgspec.convert(fields, cls)
     except msgspec.ValidationError as error:
-        raise WireError(f"{tag}: {error}") from error
+        raise WireError(f"{cls.__name__}: {error}") from error
 
 
 _FIELD_NAMES = {cls: {field.name for field in dataclass_fields(cls)} for cls in _CLASSES}

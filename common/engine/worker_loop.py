@@ -1,0 +1,155 @@
+"""The real driver of a worker's sans-I/O service: a plain loop that blocks when there is nothing to do."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from typing import Generic, Protocol, TypeVar
+
+from common.engine.step import StepPlan, StepResult
+from common.engine.worker import WorkerService
+from common.ids import PeerId
+from common.service import TICK_S, LinkEvent, LinkFull, Send, Tick
+from common.wire import Control, WorkerStatus
+
+logger = logging.getLogger(__name__)
+
+EventT = TypeVar("EventT")
+EffectT = TypeVar("EffectT")
+
+
+class Runner(Protocol):
+    """Executes plans; the only thing here that computes."""
+
+    def execute(self, plan: StepPlan) -> StepResult: ...
+
+
+class _Stop:
+    """Put into the inbox by `stop`."""
+
+
+class WorkerLoop(Generic[EventT, EffectT]):
+    """Takes events from one inbox, runs steps, carries out effects.
+
+    Owned by the main thread, but for `deliver`, `stop` and `current_status`, which any thread may call.
+    apply_transfer: carries out an effect of the KV transfer; must not block.
+    extra_counters: totals kept outside of the service, for its status.
+    """
+
+    def __init__(
+        self,
+        service: WorkerService[EventT, EffectT],
+        runner: Runner,
+        *,
+        send: Callable[[PeerId, Control], bool],
+        apply_transfer: Callable[[EffectT], None],
+        extra_counters: Callable[[], dict[str, float]],
+        drain_timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._service = service
+        self._runner = runner
+        self._send = send
+        self._apply_transfer = apply_transfer
+        self._extra_counters = extra_counters
+        self._drain_timeout_s = drain_timeout_s
+        self._clock = clock
+        self._inbox: SimpleQueue[LinkEvent | EventT | _Stop] = SimpleQueue()
+        self._next_tick_s = clock()
+        self._step_started_s: float | None = None
+        self._leave_by_s: float | None = None
+        self._status = service.status(clock())
+
+    def deliver(self, event: LinkEvent | EventT) -> None:
+        """Hand an event in; it is handled between two steps."""
+        self._inbox.put(event)
+
+    def stop(self) -> None:
+        """Drain, then return from `run`. Safe in a signal handler; a second call leaves at once."""
+        self._inbox.put(_Stop())
+
+    def current_status(self) -> WorkerStatus:
+        """The last status, with how long the running step has taken until now."""
+        status, started_s = self._status, self._step_started_s
+        running_s = 0.0 if started_s is None else self._clock() - started_s
+        return replace(status, step_running_s=running_s, counters={**status.counters, **self._extra_counters()})
+
+    def run(self) -> None:
+        """Until stopped and drained."""
+        is_idle = True
+        while not self._may_leave():
+            self._handle_events(wait=is_idle)
+            self._tick_if_due()
+            is_idle = not self._step()
+
+    def _may_leave(self) -> bool:
+        if self._leave_by_s is None:
+            return False
+        if self._clock() < self._leave_by_s:
+            return self._service.is_drained
+        self._do(self._service.abandon())
+        return True
+
+    def _handle_events(self, *, wait: bool) -> None:
+        """All that wait now; with `wait`, block for the first one until the next tick is due."""
+        timeout_s = max(0.0, self._next_tick_s - self._clock()) if wait else 0.0
+        try:
+            event = self._inbox.get(timeout=timeout_s) if timeout_s > 0 else self._inbox.get_nowait()
+            while True:
+                self._handle(event)
+                event = self._inbox.get_nowait()
+        except Empty:
+            return
+
+    def _handle(self, event: LinkEvent | EventT | _Stop) -> None:
+        if isinstance(event, _Stop):
+            self._begin_to_leave()
+        else:
+            self._do(self._service.handle(event, self._clock()))
+
+    def _begin_to_leave(self) -> None:
+        if self._leave_by_s is not None:
+            self._leave_by_s = self._clock()
+            return
+        logger.info("draining for at most %.0f s", self._drain_timeout_s)
+        self._leave_by_s = self._clock() + self._drain_timeout_s
+        self._do(self._service.drain())
+
+    def _tick_if_due(self) -> None:
+        now = self._clock()
+        if now < self._next_tick_s:
+            return
+        self._next_tick_s = now + TICK_S
+        self._do(self._service.handle(Tick(), now))
+        self._status = self._service.status(now)
+
+    def _step(self) -> bool:
+        """Run one step. Returns False when there was nothing to compute."""
+        plan, effects = self._service.plan(self._clock())
+        self._do(effects)
+        if plan is None:
+            return False
+        self._step_started_s = self._clock()
+        result = self._execute(plan)
+        self._step_started_s = None
+        self._do(self._service.complete(plan, result, self._clock()))
+        return True
+
+    def _execute(self, plan: StepPlan) -> StepResult:
+        """A step that breaks ends the requests in it, not the worker."""
+        started_s = self._clock()
+        try:
+            return self._runner.execute(plan)
+        except Exception as error:
+            logger.exception("a step of %d sequences failed", len(plan.sequences))
+            failed = {sequence.key: f"the step failed: {error}" for sequence in plan.sequences}
+            return StepResult(sampled={}, failed=failed, duration_s=self._clock() - started_s)
+
+    def _do(self, effects: list[Send | EffectT]) -> None:
+        now = self._clock()
+        for effect in effects:
+            if not isinstance(effect, Send):
+                self._apply_transfer(effect)
+            elif not self._send(effect.peer, effect.message):
+                self._do(self._service.handle(LinkFull(effect.peer, effect.message), now))

@@ -1,0 +1,96 @@
+"""One request, and how long it may wait. Pure."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from common.errors import RequestError
+from common.ids import PeerId, RequestId
+from common.sampling import SamplingParams
+from common.wire import KVDescriptor
+
+
+class Phase(StrEnum):
+    """Where the current attempt is."""
+
+    QUEUED = "queued"
+    PREFILL = "prefill"
+    HANDOFF = "handoff"
+    DECODE = "decode"
+    ENDED = "ended"
+
+
+@dataclass(slots=True)
+class Request:
+    """A client's request from submission to its terminal frame.
+
+    Mutable state: output_token_ids is what the client was sent, over all attempts; the rest below
+    belongs to the current attempt, but for num_failures, computed_at and num_cached_tokens.
+
+    prefill:           the worker that computes the prompt or holds its KV
+    decode:            the worker that pulls the KV and goes on
+    computed_at:       the last prefill worker that had the prompt: its cache makes a resume cheap
+    num_cached_tokens: of the prompt, at the first attempt that brought a token
+    """
+
+    request_id: RequestId
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    arrival_s: float
+    waiting_since_s: float
+    output_token_ids: list[int] = field(default_factory=list[int])
+    attempt: int = 0
+    phase: Phase = Phase.QUEUED
+    prefill: PeerId | None = None
+    decode: PeerId | None = None
+    kv: KVDescriptor | None = None
+    computed_at: PeerId | None = None
+    num_failures: int = 0
+    num_cached_tokens: int = 0
+
+    def is_at(self, peer: PeerId) -> bool:
+        return peer in (self.prefill, self.decode)
+
+    def depends_on(self, peer: PeerId) -> bool:
+        """The attempt is void without this peer. A pull that is under way tells by itself when it fails."""
+        return peer == (self.decode if self.phase is Phase.DECODE else self.prefill)
+
+    def forget(self, peer: PeerId) -> None:
+        """The peer holds nothing of this attempt any more."""
+        self.prefill = None if self.prefill == peer else self.prefill
+        self.decode = None if self.decode == peer else self.decode
+
+    def begin_next_attempt(self, now: float) -> None:
+        self.attempt += 1
+        self.phase = Phase.QUEUED
+        self.prefill = self.decode = self.kv = None
+        self.waiting_since_s = now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LifePolicy:
+    """Limits on a gateway's requests. Times in seconds.
+
+    request_timeout_s:    from arrival to the terminal frame
+    no_worker_timeout_s:  wait of a request without a token for a pool without a worker
+    resume_timeout_s:     the same wait in mid-stream
+    max_attempts:         failed attempts of one request (preemption and draining are none)
+    """
+
+    max_concurrent_requests: int
+    request_timeout_s: float
+    no_worker_timeout_s: float
+    resume_timeout_s: float
+    max_attempts: int
+
+    def overdue(self, request: Request, missing_pools: list[str], now: float) -> RequestError | None:
+        """The error that ends this request now, if its time is up."""
+        if now - request.arrival_s > self.request_timeout_s:
+            message = f"the request did not end within {self.request_timeout_s:g} s"
+            return RequestError(504, message, type="timeout_error", code="request_timeout")
+        if request.phase not in (Phase.QUEUED, Phase.HANDOFF):
+            return None
+        limit_s = self.resume_timeout_s if request.output_token_ids else self.no_worker_timeout_s
+        if now - request.waiting_since_s <= limit_s:
+            return None
+        message = f"no live {' and no live '.join(missing_pools) or 'matching'} worker for {limit_s:g} s"
+        return RequestError(503, message, type="service_unavailable", code="no_worker", retry_after_s=5)

@@ -1,0 +1,298 @@
+"""The life of every request of one gateway: attempts, order, resume, the one terminal frame. Pure.
+
+    QUEUED ──PrefillRequest──► PREFILL ──PrefillDone──► HANDOFF ──DecodeRequest──► DECODE ──► end
+       ▲                          │                        │                          │
+       └────────── the next attempt: a death, a lost link, preemption, draining ──────┘
+
+QUEUED and HANDOFF wait for a worker. Every other way out is an end: finished, failed, or aborted by the client.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from common.errors import RequestError
+from common.ids import PeerId, RequestId
+from common.sampling import Finish, SamplingParams
+from common.service import LinkEvent, LinkFull, LinkLost, Received, Send, Tick
+from common.wire import (
+    Cancel,
+    DecodeRequest,
+    Ended,
+    EndReason,
+    LinkBroken,
+    PrefillDone,
+    PrefillRequest,
+    Role,
+    Tokens,
+    TokensEntry,
+    WorkerStatus,
+)
+from gateway.fleet import Fleet
+from gateway.life import LifePolicy, Phase, Request
+from gateway.router import pick_decode, pick_prefill
+
+NOBODYS_FAULT = frozenset({EndReason.PREEMPTED, EndReason.DRAINING})
+"""Ends that do not count against a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Event: a client's request, validated and tokenized, with an id that was never used before."""
+
+    request_id: RequestId
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Event: the client left, or its stop string was found. Unknown ids are fine."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Effect: new tokens for the client, following those before. With finish it is the terminal frame."""
+
+    request_id: RequestId
+    token_ids: tuple[int, ...]
+    finish: Finish | None
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Effect: the terminal frame of a request that cannot be completed."""
+
+    request_id: RequestId
+    error: RequestError
+
+
+Event = LinkEvent | Tick | Submit | Abort
+Effect = Send | Emit | Fail
+
+
+class Requests:
+    """All requests of one gateway that have not ended.
+
+    Mutable state: the requests by id, the fleet, and totals for /metrics.
+    """
+
+    def __init__(self, fleet: Fleet, policy: LifePolicy) -> None:
+        self.fleet = fleet
+        self._policy = policy
+        self._requests: dict[RequestId, Request] = {}
+        self.totals = {"retries": 0, "stale_messages": 0}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a first token."""
+        return sum(not request.output_token_ids for request in self._requests.values())
+
+    def check_admission(self, count: int) -> None:
+        """Raises: RequestError 429 when `count` more requests are too many."""
+        limit = self._policy.max_concurrent_requests
+        if len(self._requests) + count > limit:
+            message = f"{len(self._requests)} requests are under way, {count} more would pass the limit of {limit}"
+            raise RequestError(429, message, type="rate_limit_error", code="too_many_requests", retry_after_s=1)
+
+    def leases(self, peer: PeerId) -> tuple[tuple[RequestId, int], ...]:
+        """Handoffs on this prefill worker that are still wanted."""
+        holding = (Phase.HANDOFF, Phase.DECODE)
+        return tuple(
+            (r.request_id, r.attempt) for r in self._requests.values() if r.prefill == peer and r.phase in holding
+        )
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case Submit():
+                return self._submit(event, now)
+            case Abort(request_id):
+                return self._abort(request_id)
+            case Received(peer, message):
+                return self._receive(peer, message, now)
+            case LinkLost(peer, reason):
+                return self._lose(peer, reason, now)
+            case LinkFull(peer, _):
+                return self._lose(peer, "the worker does not read", now)
+            case Tick():
+                return self._tick(now)
+
+    def _submit(self, event: Submit, now: float) -> list[Effect]:
+        assert event.request_id not in self._requests
+        request = Request(
+            request_id=event.request_id,
+            prompt_token_ids=event.prompt_token_ids,
+            sampling=event.sampling,
+            arrival_s=now,
+            waiting_since_s=now,
+        )
+        self._requests[request.request_id] = request
+        return self._route(request, now)
+
+    def _abort(self, request_id: RequestId) -> list[Effect]:
+        request = self._requests.pop(request_id, None)
+        return list(self._cancel(request)) if request else []
+
+    def _cancel(self, request: Request) -> Iterable[Send]:
+        """Drop the current attempt wherever it is."""
+        message = Cancel(request_id=request.request_id, attempt=request.attempt)
+        for peer in (request.prefill, request.decode):
+            if peer is not None and peer in self.fleet:
+                yield Send(peer, message)
+
+    def _receive(self, peer: PeerId, message: object, now: float) -> list[Effect]:
+        match message:
+            case WorkerStatus():
+                self.fleet.observe(peer, message, now)
+                return self._route_waiting(now)
+            case PrefillDone():
+                return self._prefill_done(peer, message, now)
+            case Tokens(entries=entries):
+                return [effect for entry in entries for effect in self._tokens(peer, entry, now)]
+            case Ended():
+                return self._ended(peer, message, now)
+            case LinkBroken(reason=reason):
+                return self._lose(peer, reason, now)
+            case _:
+                return []
+
+    def _current(self, peer: PeerId, message: PrefillDone | TokensEntry | Ended) -> Request | None:
+        """The request whose current attempt is at this peer; None when the message is stale."""
+        request = self._requests.get(message.request_id)
+        if request and request.attempt == message.attempt and request.is_at(peer):
+            return request
+        self.totals["stale_messages"] += 1
+        return None
+
+    def _prefill_done(self, peer: PeerId, done: PrefillDone, now: float) -> list[Effect]:
+        request = self._current(peer, done)
+        if request is None or request.phase is not Phase.PREFILL:
+            return [Send(peer, Cancel(request_id=done.request_id, attempt=done.attempt))]
+        if done.index != len(request.output_token_ids):
+            return self._retry(request, f"token {done.index} came, {len(request.output_token_ids)} was next", now)
+        if not (done.finish_reason or done.kv):
+            return self._retry(request, "prefill reported neither an end nor KV", now)
+        if not request.output_token_ids:
+            request.num_cached_tokens = done.num_cached_tokens
+        request.phase, request.kv, request.waiting_since_s = Phase.HANDOFF, done.kv, now
+        finish = Finish(done.finish_reason, done.stop_token_id) if done.finish_reason else None
+        return [*self._emit(request, (done.token_id,), finish), *self._route(request, now)]
+
+    def _tokens(self, peer: PeerId, entry: TokensEntry, now: float) -> list[Effect]:
+        request = self._current(peer, entry)
+        if request is None or request.phase is not Phase.DECODE:
+            return [Send(peer, Cancel(request_id=entry.request_id, attempt=entry.attempt))]
+        request.prefill = None  # its first token proves that decode pulled and released the KV
+        num_known = len(request.output_token_ids) - entry.index
+        if num_known < 0:
+            return self._retry(request, f"token {entry.index} came, {len(request.output_token_ids)} was next", now)
+        finish = Finish(entry.finish_reason, entry.stop_token_id) if entry.finish_reason else None
+        return self._emit(request, entry.token_ids[num_known:], finish)
+
+    def _emit(self, request: Request, token_ids: tuple[int, ...], finish: Finish | None) -> list[Effect]:
+        if not token_ids and not finish:
+            return []
+        request.output_token_ids += token_ids
+        if finish:
+            request.phase = Phase.ENDED
+            del self._requests[request.request_id]
+        return [Emit(request.request_id, token_ids, finish, request.num_cached_tokens)]
+
+    def _ended(self, peer: PeerId, ended: Ended, now: float) -> list[Effect]:
+        request = self._current(peer, ended)
+        if request is None:
+            return []
+        match ended.reason:
+            case EndReason.TOO_LARGE:
+                error = RequestError(400, ended.detail, code="context_length_exceeded")
+                return self._fail(request, error)
+            case EndReason.FAILED:
+                return self._fail(request, RequestError(500, ended.detail, type="internal_server_error"))
+            case _:
+                needed = request.depends_on(peer)
+                request.forget(peer)
+                return (
+                    self._retry(request, ended.detail, now, counts=ended.reason not in NOBODYS_FAULT) if needed else []
+                )
+
+    def _lose(self, peer: PeerId, reason: str, now: float) -> list[Effect]:
+        """A worker died or messages between us were lost: what it had of ours goes to its next attempt."""
+        self.fleet.remove(peer)
+        return [e for r in list(self._requests.values()) if r.depends_on(peer) for e in self._retry(r, reason, now)]
+
+    def _retry(self, request: Request, reason: str, now: float, *, counts: bool = True) -> list[Effect]:
+        """The one way to go on after anything: drop this attempt, start the next from the tokens so far."""
+        self.totals["retries"] += 1
+        request.num_failures += counts
+        if request.num_failures >= self._policy.max_attempts:
+            message = f"gave up after {request.num_failures} attempts, the last one ended with: {reason}"
+            error = RequestError(500, message, type="internal_server_error", code="too_many_attempts")
+            return self._fail(request, error)
+        effects: list[Effect] = [*self._cancel(request)]
+        request.begin_next_attempt(now)
+        return [*effects, *self._route(request, now)]
+
+    def _fail(self, request: Request, error: RequestError) -> list[Effect]:
+        request.phase = Phase.ENDED
+        del self._requests[request.request_id]
+        return [*self._cancel(request), Fail(request.request_id, error)]
+
+    def _route_waiting(self, now: float) -> list[Effect]:
+        """Send what waits for a worker: resumed requests first, then the oldest."""
+        waiting = [r for r in self._requests.values() if r.phase in (Phase.QUEUED, Phase.HANDOFF)]
+        waiting.sort(key=lambda r: (r.attempt == 0, r.arrival_s))
+        return [effect for request in waiting for effect in self._route(request, now)]
+
+    def _route(self, request: Request, now: float) -> list[Effect]:
+        if request.phase is Phase.QUEUED:
+            return self._send_to_prefill(request, now)
+        return self._send_to_decode(request, now) if request.phase is Phase.HANDOFF else []
+
+    def _send_to_prefill(self, request: Request, now: float) -> list[Effect]:
+        if not self.fleet.pool(Role.DECODE):  # a first token that nobody could follow up would be a broken promise
+            return []
+        num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
+        worker = pick_prefill(self.fleet.pool(Role.PREFILL), num_tokens, request.computed_at)
+        if worker is None:
+            return []
+        request.phase, request.prefill, request.computed_at = Phase.PREFILL, worker.peer, worker.peer
+        message = PrefillRequest(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            prompt_token_ids=request.prompt_token_ids,
+            output_token_ids=tuple(request.output_token_ids),
+            sampling=request.sampling,
+            age_s=now - request.arrival_s,
+        )
+        return [Send(worker.peer, message)]
+
+    def _send_to_decode(self, request: Request, now: float) -> list[Effect]:
+        assert request.kv is not None
+        worker = pick_decode(self.fleet.matching(request.kv.source.layout), len(request.kv.block_ids))
+        if worker is None:
+            return []
+        request.phase, request.decode = Phase.DECODE, worker.peer
+        message = DecodeRequest(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            prompt_token_ids=request.prompt_token_ids,
+            output_token_ids=tuple(request.output_token_ids),
+            sampling=request.sampling,
+            age_s=now - request.arrival_s,
+            kv=request.kv,
+        )
+        return [Send(worker.peer, message)]
+
+    def _tick(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for peer in self.fleet.pop_silent(now):
+            effects += self._lose(peer, "the worker was silent for too long", now)
+        for request in list(self._requests.values()):
+            if error := self._policy.overdue(request, self.fleet.missing_pools(), now):
+                effects += self._fail(request, error)
+        return [*effects, *self._route_waiting(now)]

@@ -1,0 +1,303 @@
+"""Which prompt tokens the next step computes. Pure: no torch, no sockets, no clock."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from common.engine.block_manager import BlockHash, BlockManager, hash_blocks
+from common.engine.step import ScheduledSequence, StepPlan, StepResult
+from common.ids import BlockId, PeerId, SequenceKey
+from common.sampling import Finish, SamplingParams, check_finish
+from common.wire import PrefillRequest
+
+SHORT_SHARE = 0.25
+"""Part of each step's budget kept for prompts that fit it whole, so that a long prompt cannot starve short ones."""
+FIRST_BUDGET_TOKENS = 256
+"""Tokens of a step while nothing is known about this machine's speed."""
+MIN_BUDGET_TOKENS = 16
+RATE_SMOOTHING = 0.5
+
+
+@dataclass(slots=True)
+class PrefillSequence:
+    """One attempt at one request, from arrival to the release of its blocks.
+
+    Mutable state: block_table, num_computed and num_cached once it starts; checksums, parallel to block_table,
+    as its blocks are sealed; lease_until_s as a handoff.
+    """
+
+    key: SequenceKey
+    gateway: PeerId
+    prompt_token_ids: tuple[int, ...]
+    output_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    arrival_s: float
+    hashes: list[BlockHash]
+    token_ids: tuple[int, ...]
+    block_table: list[BlockId] = field(default_factory=list[BlockId])
+    checksums: list[int] = field(default_factory=list[int])
+    num_computed: int = 0
+    num_cached: int = 0
+    lease_until_s: float = 0.0
+
+    @property
+    def num_remaining(self) -> int:
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def age_order(self) -> tuple[bool, float, SequenceKey]:
+        """Resumed sequences first, then by first arrival."""
+        return (self.key.attempt == 0, self.arrival_s, self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """Event: the sequence's next token is out. With finish None its KV now waits as a handoff."""
+
+    sequence: PrefillSequence
+    token_id: int
+    finish: Finish | None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillFailed:
+    """Event: the step could not serve this sequence; its blocks are free."""
+
+    sequence: PrefillSequence
+    reason: str
+
+
+PrefillEvent = Prefilled | PrefillFailed
+
+
+class PrefillScheduler:
+    """The life of sequences on a prefill worker.
+
+    max_step_s: a step's wanted length; 0 leaves only the token budget.
+    Mutable state: three disjoint maps by key (waiting, running, handoffs) and the measured speed.
+    """
+
+    def __init__(self, blocks: BlockManager, *, max_batch_tokens: int, max_step_s: float, lease_s: float) -> None:
+        self._blocks = blocks
+        self._max_batch_tokens = max_batch_tokens
+        self._max_step_s = max_step_s
+        self._lease_s = lease_s
+        self._waiting: dict[SequenceKey, PrefillSequence] = {}
+        self._running: dict[SequenceKey, PrefillSequence] = {}
+        self._handoffs: dict[SequenceKey, PrefillSequence] = {}
+        self._tokens_per_s = 0.0
+
+    @property
+    def max_context(self) -> int:
+        return self._blocks.num_blocks * self._blocks.block_size
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_handoffs(self) -> int:
+        return len(self._handoffs)
+
+    @property
+    def num_unfinished_tokens(self) -> int:
+        """Prompt tokens that are still to be computed."""
+        return sum(s.num_remaining for queue in (self._waiting, self._running) for s in queue.values())
+
+    def waiting(self) -> list[PrefillSequence]:
+        return list(self._waiting.values())
+
+    def sequences(self) -> list[PrefillSequence]:
+        return [*self._waiting.values(), *self._running.values(), *self._handoffs.values()]
+
+    def get(self, key: SequenceKey) -> PrefillSequence | None:
+        return self._waiting.get(key) or self._running.get(key) or self._handoffs.get(key)
+
+    def add(self, request: PrefillRequest, gateway: PeerId, now: float) -> None:
+        """Queue a sequence that is new here and fits into the cache (`max_context`)."""
+        key = SequenceKey(request.request_id, request.attempt)
+        token_ids = request.prompt_token_ids + request.output_token_ids
+        assert 0 < len(token_ids) <= self.max_context, f"{len(token_ids)} tokens, the cache holds {self.max_context}"
+        assert self.get(key) is None, f"{key} is here already"
+        self._waiting[key] = PrefillSequence(
+            key=key,
+            gateway=gateway,
+            prompt_token_ids=request.prompt_token_ids,
+            output_token_ids=request.output_token_ids,
+            sampling=request.sampling,
+            arrival_s=now - request.age_s,
+            hashes=hash_blocks(token_ids, self._blocks.block_size),
+            token_ids=token_ids,
+        )
+
+    def cancel(self, key: SequenceKey) -> None:
+        """Forget the sequence and give its blocks back, at whatever stage. Unknown keys are fine."""
+        for queue in (self._waiting, self._running, self._handoffs):
+            if sequence := queue.pop(key, None):
+                self._blocks.release(sequence.block_table)
+
+    def renew(self, key: SequenceKey, now: float) -> None:
+        """The gateway still wants this handoff."""
+        if sequence := self._handoffs.get(key):
+            sequence.lease_until_s = now + self._lease_s
+
+    def release(self, key: SequenceKey) -> bool:
+        """The receiver has the blocks: they stay cached, owned by nobody. False when it was no handoff."""
+        sequence = self._handoffs.pop(key, None)
+        if sequence:
+            self._blocks.release(sequence.block_table)
+        return sequence is not None
+
+    def pop_expired(self, now: float) -> list[PrefillSequence]:
+        """Give up handoffs whose lease ran out."""
+        expired = [sequence for sequence in self._handoffs.values() if sequence.lease_until_s < now]
+        for sequence in expired:
+            self.release(sequence.key)
+        return expired
+
+    def schedule(self) -> StepPlan | None:
+        """Plan the next step and start the sequences that get their first chunk in it. None: nothing to do."""
+        candidates = self._candidates()
+        remaining = [sequence.num_remaining - len(cached) * self._blocks.block_size for sequence, cached in candidates]
+        chunks = assign_chunks(remaining, self._budget_tokens(), SHORT_SHARE)
+        planned: list[ScheduledSequence] = []
+        for (sequence, _), chunk in zip(candidates, chunks, strict=True):
+            if chunk == 0:
+                continue
+            if sequence.key in self._waiting:
+                self._start(sequence)
+            planned.append(self._plan_chunk(sequence, chunk))
+        return StepPlan(tuple(planned)) if planned else None
+
+    def _candidates(self) -> list[tuple[PrefillSequence, list[BlockId]]]:
+        """Sequences that may compute now, oldest first; with the cached blocks that a waiting one would share.
+
+        A waiting sequence that does not get its blocks is not overtaken by a younger one.
+        """
+        available = self._blocks.num_available
+        found = [(sequence, list[BlockId]()) for sequence in self._running.values()]
+        for sequence in sorted(self._waiting.values(), key=lambda s: s.age_order):
+            cached = self._match(sequence)
+            available -= self._num_blocks_to_start(sequence, cached)
+            if available < 0:
+                break
+            found.append((sequence, cached))
+        return sorted(found, key=lambda pair: pair[0].age_order)
+
+    def _match(self, sequence: PrefillSequence) -> list[BlockId]:
+        """Cached blocks of its prefix. Its last token is always computed, for the logits."""
+        most = (len(sequence.token_ids) - 1) // self._blocks.block_size
+        return self._blocks.match(sequence.hashes[:most])
+
+    def _num_blocks_to_start(self, sequence: PrefillSequence, cached: list[BlockId]) -> int:
+        fresh = self._blocks.num_blocks_for(len(sequence.token_ids)) - len(cached)
+        return fresh + self._blocks.num_evictable(cached)
+
+    def _start(self, sequence: PrefillSequence) -> None:
+        """Reserve all its blocks. Matches again, since what started before it may have taken cached blocks."""
+        del self._waiting[sequence.key]
+        cached = self._match(sequence)
+        self._blocks.share(cached)
+        fresh = self._blocks.num_blocks_for(len(sequence.token_ids)) - len(cached)
+        sequence.block_table = cached + self._blocks.allocate(fresh)
+        sequence.checksums = [self._blocks.checksum(block_id) for block_id in cached]
+        sequence.num_computed = sequence.num_cached = len(cached) * self._blocks.block_size
+        self._running[sequence.key] = sequence
+
+    def _plan_chunk(self, sequence: PrefillSequence, chunk: int) -> ScheduledSequence:
+        start, end = sequence.num_computed, min(sequence.num_computed + chunk, len(sequence.token_ids))
+        is_last = end == len(sequence.token_ids)
+        block_size = self._blocks.block_size
+        sealed_end = self._blocks.num_blocks_for(end) if is_last else end // block_size
+        return ScheduledSequence(
+            key=sequence.key,
+            token_ids=sequence.token_ids[start:end],
+            start=start,
+            block_table=sequence.block_table,
+            sampling=sequence.sampling if is_last else None,
+            prompt_token_ids=sequence.prompt_token_ids,
+            output_token_ids=sequence.output_token_ids,
+            seal=tuple(sequence.block_table[start // block_size : sealed_end]),
+        )
+
+    def _budget_tokens(self) -> int:
+        if self._max_step_s == 0:
+            return self._max_batch_tokens
+        wanted = int(self._tokens_per_s * self._max_step_s) if self._tokens_per_s else FIRST_BUDGET_TOKENS
+        return max(MIN_BUDGET_TOKENS, min(self._max_batch_tokens, wanted))
+
+    def expected_step_s(self, plan: StepPlan) -> float:
+        return plan.num_tokens / self._tokens_per_s if self._tokens_per_s else self._max_step_s
+
+    def update(self, plan: StepPlan, result: StepResult, now: float) -> list[PrefillEvent]:
+        """Take in what a step brought."""
+        self._measure(plan, result)
+        events: list[PrefillEvent] = []
+        for planned in plan.sequences:
+            sequence = self._running.get(planned.key)
+            if sequence is None:
+                continue
+            if reason := result.failed.get(planned.key):
+                self.cancel(planned.key)
+                events.append(PrefillFailed(sequence, reason))
+                continue
+            self._seal(sequence, planned, result)
+            sequence.num_computed += len(planned.token_ids)
+            if planned.sampling is not None:
+                events.append(self._finish(sequence, result.sampled[planned.key], now))
+        return events
+
+    def _measure(self, plan: StepPlan, result: StepResult) -> None:
+        if result.duration_s <= 0:
+            return
+        rate = plan.num_tokens / result.duration_s
+        old = self._tokens_per_s or rate
+        self._tokens_per_s = old + RATE_SMOOTHING * (rate - old)
+
+    def _seal(self, sequence: PrefillSequence, planned: ScheduledSequence, result: StepResult) -> None:
+        for block_id in planned.seal:
+            index, checksum = len(sequence.checksums), result.checksums[block_id]
+            assert sequence.block_table[index] == block_id
+            sequence.checksums.append(checksum)
+            if index < len(sequence.hashes):
+                self._blocks.seal(block_id, sequence.hashes[index], checksum)
+
+    def _finish(self, sequence: PrefillSequence, token_id: int, now: float) -> Prefilled:
+        finish = check_finish(sequence.sampling, (*sequence.output_token_ids, token_id))
+        del self._running[sequence.key]
+        if finish:
+            self._blocks.release(sequence.block_table)
+        else:
+            sequence.lease_until_s = now + self._lease_s
+            self._handoffs[sequence.key] = sequence
+        return Prefilled(sequence, token_id, finish)
+
+
+def assign_chunks(remaining: Sequence[int], budget: int, short_share: float) -> list[int]:
+    """Split one step's token budget over prompts, oldest first.
+
+    First come, first served with the open part of the budget; the rest is for prompts that fit it whole;
+    what those leave goes to the oldest again.
+
+    remaining: tokens that each prompt still needs, >= 1.  Returns tokens for each, summing to at most budget.
+    """
+    chunks = [0] * len(remaining)
+    reserve = int(budget * short_share)
+    open_budget = budget - reserve
+    for index, wanted in enumerate(remaining):
+        chunks[index] = min(wanted, open_budget)
+        open_budget -= chunks[index]
+    left = reserve + open_budget
+    for index, wanted in enumerate(remaining):
+        missing = wanted - chunks[index]
+        if missing <= left:
+            chunks[index] += missing
+            left -= missing
+    for index, wanted in enumerate(remaining):
+        extra = min(wanted - chunks[index], left)
+        chunks[index] += extra
+        left -= extra
+    return chunks
