@@ -25,14 +25,15 @@ class Runner(Protocol):
     def execute(self, plan: StepPlan) -> StepResult: ...
 
 
-class _Stop:
-    """Put into the inbox by `stop`."""
+class Stop:
+    """Drain, then return from `run`; the second one: leave at once."""
 
 
 class WorkerLoop(Generic[EventT, EffectT]):
     """Takes events from one inbox, runs steps, carries out effects.
 
-    Owned by the main thread, but for `deliver`, `stop` and `current_status`, which any thread may call.
+    Owned by the main thread, but for `current_status`, which any thread may call.
+    inbox:          anybody may put events into it, also a signal handler; they are handled between two steps
     apply_transfer: carries out an effect of the KV transfer; must not block.
     extra_counters: totals kept outside of the service, for its status.
     """
@@ -42,6 +43,7 @@ class WorkerLoop(Generic[EventT, EffectT]):
         service: WorkerService[EventT, EffectT],
         runner: Runner,
         *,
+        inbox: "SimpleQueue[LinkEvent | EventT | Stop]",
         send: Callable[[PeerId, Control], bool],
         apply_transfer: Callable[[EffectT], None],
         extra_counters: Callable[[], dict[str, float]],
@@ -55,19 +57,11 @@ class WorkerLoop(Generic[EventT, EffectT]):
         self._extra_counters = extra_counters
         self._drain_timeout_s = drain_timeout_s
         self._clock = clock
-        self._inbox: SimpleQueue[LinkEvent | EventT | _Stop] = SimpleQueue()
+        self._inbox = inbox
         self._next_tick_s = clock()
         self._step_started_s: float | None = None
         self._leave_by_s: float | None = None
         self._status = service.status(clock())
-
-    def deliver(self, event: LinkEvent | EventT) -> None:
-        """Hand an event in; it is handled between two steps."""
-        self._inbox.put(event)
-
-    def stop(self) -> None:
-        """Drain, then return from `run`. Safe in a signal handler; a second call leaves at once."""
-        self._inbox.put(_Stop())
 
     def current_status(self) -> WorkerStatus:
         """The last status, with how long the running step has taken until now."""
@@ -102,8 +96,8 @@ class WorkerLoop(Generic[EventT, EffectT]):
         except Empty:
             return
 
-    def _handle(self, event: LinkEvent | EventT | _Stop) -> None:
-        if isinstance(event, _Stop):
+    def _handle(self, event: LinkEvent | EventT | Stop) -> None:
+        if isinstance(event, Stop):
             self._begin_to_leave()
         else:
             self._do(self._service.handle(event, self._clock()))

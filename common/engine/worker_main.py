@@ -1,0 +1,124 @@
+"""What both kinds of worker do to start and to stop: the process around a `WorkerLoop`."""
+
+import logging
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from mmap import mmap
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from common.config import ModelOptions, WorkerOptions
+from common.engine.kv_cache import KVCache, kv_layout, num_blocks_for
+from common.engine.model_config import read_model_config
+from common.engine.runner import ModelRunner, load_runner, resolve_dtype
+from common.engine.worker_loop import Stop, WorkerLoop
+from common.errors import ConfigError
+from common.ids import PeerId
+from common.kv_layout import KVLayout
+from common.links import Links
+from common.machine import num_available_cores, num_free_bytes
+from common.model_files import find_model
+from common.supervisor.channel import SupervisorChannel
+from common.wire import Role
+
+logger = logging.getLogger(__name__)
+
+AUTO_MEMORY_SHARE = 0.2
+"""Of the free memory, for one worker's KV cache: a prefill and a decode worker and their weights fit one host."""
+AUTO_MAX_TOKENS = 65_536
+"""A CPU computes no batch that needs more KV than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A loaded model with its cache."""
+
+    peer: PeerId
+    name: str
+    layout: KVLayout
+    num_blocks: int
+    cache: KVCache
+    runner: ModelRunner
+
+
+def load_engine(
+    role: Role,
+    model: ModelOptions,
+    worker: WorkerOptions,
+    channel: SupervisorChannel | None,
+    allocate: Callable[[int], mmap | memoryview | None],
+) -> Engine:
+    """Size and allocate the cache, then load the weights. Blocks for seconds.
+
+    allocate: memory for the cache, given its size in bytes; None: let the cache allocate it
+    Raises: ConfigError, ModelError.
+    """
+    torch.set_num_threads(worker.threads or num_available_cores())
+    files = find_model(model.model)
+    config = read_model_config(files)
+    layout = kv_layout(config, resolve_dtype(model.dtype), worker.block_size, files.model_hash)
+    max_model_len = model.max_model_len or config.max_context
+    num_blocks = _size_cache(layout, worker.kv_cache_memory, max_model_len)
+    cache = KVCache(layout, num_blocks, allocate(num_blocks * layout.block_bytes))
+    name = worker.name or f"{role}-{socket.gethostname()}-{os.getpid()}"
+    report = channel.progress if channel else _no_progress
+    runner = load_runner(
+        files, config, cache, max_model_len, worker.kernels, lambda fraction: report("loading weights", fraction)
+    )
+    logger.info(
+        "%s: %s, %s, KV cache of %d blocks (%d tokens, %.0f MB), %d threads",
+        *(files.name, role, layout.dtype, num_blocks, num_blocks * layout.block_size),
+        *(num_blocks * layout.block_bytes / 1e6, torch.get_num_threads()),
+    )
+    return Engine(PeerId(f"{name}#{secrets.token_hex(4)}"), name, layout, num_blocks, cache, runner)
+
+
+def _no_progress(what: str, fraction: float | None = None) -> None:
+    """Nobody is looking."""
+
+
+def _size_cache(layout: KVLayout, wanted_bytes: int, max_model_len: int) -> int:
+    """Blocks of the cache: as many as asked for, else a share of the free memory.
+
+    Raises: ConfigError when not even one sequence of a few tokens fits.
+    """
+    if wanted_bytes:
+        num_blocks = num_blocks_for(layout, wanted_bytes)
+    else:
+        useful = -(-max(AUTO_MAX_TOKENS, max_model_len) // layout.block_size)
+        num_blocks = min(useful, num_blocks_for(layout, int(num_free_bytes() * AUTO_MEMORY_SHARE)))
+    if num_blocks < 2:
+        raise ConfigError(
+            f"kv_cache_memory must hold at least 2 blocks of {layout.block_bytes} bytes, it holds {num_blocks}"
+        )
+    if num_blocks * layout.block_size < max_model_len:
+        logger.warning(
+            "the KV cache holds %d tokens: longer requests are refused, although the model takes %d",
+            *(num_blocks * layout.block_size, max_model_len),
+        )
+    return num_blocks
+
+
+def run_until_stopped(
+    loop: WorkerLoop[Any, Any],
+    links: Links,
+    inbox: "SimpleQueue[Any]",
+    gateways: Sequence[str],
+    channel: SupervisorChannel | None,
+) -> None:
+    """Join the gateways and serve until SIGTERM or SIGINT, then drain. A second signal leaves at once."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: inbox.put(Stop()))
+    for address in gateways:
+        links.connect(address)
+    if channel:
+        channel.ready()
+    logger.info("ready at %s", links.address)
+    loop.run()
+    logger.info("stopped")
