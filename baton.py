@@ -1,0 +1,91 @@
+"""The `baton` command. It only parses and starts: each service imports what it needs when it is its turn."""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from common.config import (
+    COMMANDS,
+    ChatCommand,
+    Command,
+    DecodeCommand,
+    GatewayCommand,
+    PrefillCommand,
+    ServeCommand,
+    SupervisionOptions,
+    known_variables,
+    parse_command,
+)
+from common.errors import BatonError, ConfigError, ModelError
+from common.flags import unknown_variables
+from common.supervisor.channel import SupervisorChannel
+from common.supervisor.policy import UNUSABLE_EXIT_CODE
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit code: 0 done or stopped, 1 failed, 2 what was given is unusable."""
+    name, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name in ("-h", "--help", "help"):
+        print(_usage())
+        return 0
+    if name in ("version", "--version"):
+        print(f"baton {_version()}")
+        return 0
+    try:
+        if name not in COMMANDS:
+            raise ConfigError(f"command: got {name!r}, wanted one of {', '.join([*COMMANDS, 'version'])}")
+        command = parse_command(name, rest, os.environ)
+        for warning in unknown_variables(os.environ, known_variables()):
+            print(f"baton {name}: warning: {warning}", file=sys.stderr)
+        return _start(command)
+    except BatonError as error:
+        print(f"baton {name}: error: {error}", file=sys.stderr)
+        return UNUSABLE_EXIT_CODE if isinstance(error, ConfigError | ModelError) else 1
+
+
+def _start(command: Command) -> int:
+    match command:
+        case ServeCommand():
+            from common.supervisor import serve
+
+            return serve.run(command, (sys.executable, str(Path(__file__).resolve())))
+        case GatewayCommand():
+            from gateway import __main__ as gateway
+
+            return gateway.run(command, _channel(command.supervision))
+        case PrefillCommand():
+            from prefill import __main__ as prefill
+
+            return prefill.run(command, _channel(command.supervision))
+        case DecodeCommand():
+            from decode import __main__ as decode
+
+            return decode.run(command, _channel(command.supervision))
+        case ChatCommand():
+            from gateway import chat_client
+
+            return chat_client.run(command.chat)
+
+
+def _channel(options: SupervisionOptions) -> SupervisorChannel | None:
+    return None if options.supervisor_fd < 0 else SupervisorChannel(options.supervisor_fd)
+
+
+def _usage() -> str:
+    lines = ["usage: baton COMMAND [--flag value …]", ""]
+    lines += [f"  {name:8}  {(command.__doc__ or '').splitlines()[0]}" for name, command in COMMANDS.items()]
+    lines += ["  version   Print the version.", "", "baton COMMAND --help lists its flags."]
+    return "\n".join(lines)
+
+
+def _version() -> str:
+    try:
+        return version("baton")
+    except PackageNotFoundError:
+        return "from a source tree that is not installed"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,257 @@
+"""Every option of every command, once: the field is the flag, the variable, the default and the help.
+
+Fields marked `wiring` say where processes find each other; `baton serve` sets them and does not offer them.
+`0` or an empty text stands for "decide yourself"; whoever starts the service resolves it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from common.flags import ByteSize, Flag, Option, options_of, parse
+
+_INBOX = r"tcp://.+:(\d+|\*)|ipc://.+"
+_INBOX_WANTED = "an address such as tcp://127.0.0.1:5550, tcp://0.0.0.0:* or ipc:///run/inbox"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """model"""
+
+    model: Annotated[str, Flag(help="folder, .gguf file or hub name; empty for the built-in SmolLM2-135M-Instruct")] = (
+        ""
+    )
+    served_model_name: Annotated[str, Flag(help="name in the API; empty for the model's own")] = ""
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Flag(help="of weights, activations and KV; auto: bfloat16 where the device computes it natively"),
+    ] = "auto"
+    max_model_len: Annotated[
+        int, Flag(help="longest sequence, prompt and output; 0 for the model's own", unit="tokens", at_least=0)
+    ] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """logging"""
+
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Flag(help="least severe level written")] = "info"
+    log_format: Annotated[Literal["text", "json"], Flag(help="of each line")] = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpOptions:
+    """HTTP"""
+
+    host: Annotated[str, Flag(help="address to listen on; 0.0.0.0 for every interface")] = "127.0.0.1"
+    port: Annotated[int, Flag(help="port to listen on; 0 for any free one", at_least=0, at_most=65535)] = 8000
+    api_key: Annotated[
+        tuple[str, ...], Flag(help="keys that clients must send one of; none: open to all", secret=True)
+    ] = ()
+    max_body_bytes: Annotated[ByteSize, Flag(help="largest request body", unit="bytes", at_least=1)] = ByteSize(
+        32 * 1024 * 1024
+    )
+    client_timeout: Annotated[
+        float, Flag(help="a client that does not read for so long is cancelled", unit="s", at_least=0.1)
+    ] = 30.0
+    allowed_origins: Annotated[tuple[str, ...], Flag(help="origins allowed by CORS")] = ("*",)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayOptions:
+    """requests and workers"""
+
+    bind: Annotated[
+        str, Flag(help="ZeroMQ inbox; `*` for any free port", pattern=_INBOX, wanted=_INBOX_WANTED, wiring=True)
+    ] = "tcp://127.0.0.1:5550"
+    advertise_host: Annotated[
+        str, Flag(help="host by which workers reach the inbox; empty: from --bind", wiring=True)
+    ] = ""
+    name: Annotated[str, Flag(help="of this gateway in logs and metrics; empty: from host and port", wiring=True)] = ""
+    max_concurrent_requests: Annotated[
+        int, Flag(help="generations under way; beyond it the answer is 429", at_least=1)
+    ] = 512
+    request_timeout: Annotated[float, Flag(help="longest life of a request", unit="s", at_least=0.1)] = 600.0
+    resume_timeout: Annotated[
+        float, Flag(help="wait for a worker in the middle of a stream, then an error frame", unit="s", at_least=0)
+    ] = 30.0
+    no_worker_timeout: Annotated[
+        float, Flag(help="wait for a pool without a live worker, then 503", unit="s", at_least=0)
+    ] = 5.0
+    max_attempts: Annotated[
+        int, Flag(help="deaths of a worker that a request may have been running in", at_least=1)
+    ] = 3
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """worker"""
+
+    gateway: Annotated[
+        tuple[str, ...],
+        Flag(
+            help="addresses of the gateways",
+            pattern=r"tcp://.+:\d+|ipc://.+",
+            wanted="addresses such as tcp://gateway:5550",
+            wiring=True,
+        ),
+    ] = ("tcp://127.0.0.1:5550",)
+    bind: Annotated[
+        str, Flag(help="ZeroMQ inbox; `*` for any free port", pattern=_INBOX, wanted=_INBOX_WANTED, wiring=True)
+    ] = "tcp://127.0.0.1:*"
+    data_bind: Annotated[
+        str, Flag(help="KV transfer; `*` for any free port", pattern=_INBOX, wanted=_INBOX_WANTED, wiring=True)
+    ] = "tcp://127.0.0.1:*"
+    advertise_host: Annotated[
+        str, Flag(help="host by which others reach this worker; empty: from --bind", wiring=True)
+    ] = ""
+    name: Annotated[str, Flag(help="of this worker in logs and metrics; empty: from role and host", wiring=True)] = ""
+    kv_cache_memory: Annotated[
+        ByteSize, Flag(help="of one worker's KV cache; 0: from the memory that is free", unit="bytes", at_least=0)
+    ] = ByteSize(0)
+    block_size: Annotated[int, Flag(help="of a KV block", unit="tokens", at_least=1)] = 16
+    threads: Annotated[int, Flag(help="compute threads of one worker; 0: the cores available to it", at_least=0)] = 0
+    kv_transport: Annotated[
+        Literal["auto", "tcp", "shm"], Flag(help="how KV blocks travel; auto: shared memory where both ends see it")
+    ] = "auto"
+    kernels: Annotated[
+        Literal["auto", "reference"], Flag(help="auto: the fastest that this machine can run; reference: plain PyTorch")
+    ] = "auto"
+    drain_timeout: Annotated[
+        float, Flag(help="after SIGTERM, for running requests to end", unit="s", at_least=0, wiring=True)
+    ] = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillOptions:
+    """prefill"""
+
+    max_batch_prefill_tokens: Annotated[int, Flag(help="prompt tokens of one step", unit="tokens", at_least=1)] = 4096
+    max_step_ms: Annotated[float, Flag(help="length that a step is cut to", unit="ms", at_least=1)] = 500.0
+    kv_lease: Annotated[
+        float, Flag(help="a handoff nobody asks for or renews is dropped after", unit="s", at_least=0.1)
+    ] = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeOptions:
+    """decode"""
+
+    max_num_seqs: Annotated[int, Flag(help="sequences of one step", at_least=1)] = 256
+    pull_timeout: Annotated[
+        float, Flag(help="a KV transfer without progress is given up after", unit="s", at_least=0.1)
+    ] = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisionOptions:
+    """supervision"""
+
+    supervisor_fd: Annotated[
+        int,
+        Flag(help="open file descriptor to the supervisor; -1: none; set by `baton serve`", at_least=-1, wiring=True),
+    ] = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """processes"""
+
+    prefill: Annotated[int, Flag(help="prefill workers", at_least=1)] = 1
+    decode: Annotated[int, Flag(help="decode workers", at_least=1)] = 1
+    log_dir: Annotated[str, Flag(help="one log file per process goes here; empty: a new folder in the cache")] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """chat"""
+
+    url: Annotated[
+        str, Flag(help="of the gateway", pattern="https?://.+", wanted="a URL such as http://127.0.0.1:8000")
+    ] = "http://127.0.0.1:8000"
+    model: Annotated[str, Flag(help="to ask for; empty: the first served", variable="BATON_CHAT_MODEL")] = ""
+    system: Annotated[str, Flag(help="system prompt")] = ""
+    api_key: Annotated[tuple[str, ...], Flag(help="key to send; of several the first", secret=True)] = ()
+    max_tokens: Annotated[int, Flag(help="of one answer; 0: the server's default", unit="tokens", at_least=0)] = 0
+    temperature: Annotated[float, Flag(help="of the sampler; -1: the server's default", at_least=-1, at_most=2)] = -1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayCommand:
+    """The HTTP front. Any number of them; starts in about a second."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    http: HttpOptions = field(default_factory=HttpOptions)
+    gateway: GatewayOptions = field(default_factory=GatewayOptions)
+    log: LogOptions = field(default_factory=LogOptions)
+    supervision: SupervisionOptions = field(default_factory=SupervisionOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillCommand:
+    """A prefill worker: computes prompts, samples token 0 and hands the KV blocks over."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    worker: WorkerOptions = field(default_factory=WorkerOptions)
+    prefill: PrefillOptions = field(default_factory=PrefillOptions)
+    log: LogOptions = field(default_factory=LogOptions)
+    supervision: SupervisionOptions = field(default_factory=SupervisionOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeCommand:
+    """A decode worker: pulls KV blocks and generates tokens in continuous batches."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    worker: WorkerOptions = field(default_factory=WorkerOptions)
+    decode: DecodeOptions = field(default_factory=DecodeOptions)
+    log: LogOptions = field(default_factory=LogOptions)
+    supervision: SupervisionOptions = field(default_factory=SupervisionOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeCommand:
+    """Everything on one machine: a gateway, prefill and decode workers, started and supervised together."""
+
+    serve: ServeOptions = field(default_factory=ServeOptions)
+    model: ModelOptions = field(default_factory=ModelOptions)
+    http: HttpOptions = field(default_factory=HttpOptions)
+    gateway: GatewayOptions = field(default_factory=GatewayOptions)
+    worker: WorkerOptions = field(default_factory=WorkerOptions)
+    prefill: PrefillOptions = field(default_factory=PrefillOptions)
+    decode: DecodeOptions = field(default_factory=DecodeOptions)
+    log: LogOptions = field(default_factory=LogOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatCommand:
+    """Chat with a running gateway in the terminal."""
+
+    chat: ChatOptions = field(default_factory=ChatOptions)
+
+
+Command = GatewayCommand | PrefillCommand | DecodeCommand | ServeCommand | ChatCommand
+
+COMMANDS: dict[str, type[Command]] = {
+    "serve": ServeCommand,
+    "gateway": GatewayCommand,
+    "prefill": PrefillCommand,
+    "decode": DecodeCommand,
+    "chat": ChatCommand,
+}
+
+
+def offered_options(command: type[Command]) -> list[Option]:
+    """The options a user may set."""
+    return [option for option in options_of(command) if command is not ServeCommand or not option.flag.wiring]
+
+
+def parse_command(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> Command:
+    """Read the options of `baton NAME`. Raises: ConfigError; SystemExit(0) after --help."""
+    command = COMMANDS[name]
+    return parse(command, offered_options(command), argv, environ, prog=f"baton {name}")
+
+
+def known_variables() -> set[str]:
+    """Every BATON_* variable that some command reads."""
+    return {option.variable for command in COMMANDS.values() for option in offered_options(command)}

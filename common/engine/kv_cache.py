@@ -1,0 +1,72 @@
+"""The paged KV cache of one worker. The only place that states the layout."""
+
+import mmap
+from collections.abc import Iterable
+
+import torch
+import xxhash
+
+from common.engine.model_config import ModelConfig
+from common.ids import BlockId
+from common.kv_layout import KVLayout
+
+LAYOUT_NAME = "plain"
+"""The innermost [block_size, head_dim] in row-major order."""
+
+
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""By the names that layouts and flags use."""
+
+
+def kv_layout(config: ModelConfig, dtype: str, block_size: int, model_hash: str) -> KVLayout:
+    """What a block of this model is."""
+    return KVLayout(
+        name=LAYOUT_NAME,
+        dtype=dtype,
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        block_size=block_size,
+        model_hash=model_hash,
+    )
+
+
+def num_blocks_for(layout: KVLayout, num_bytes: int) -> int:
+    """Blocks that fit into so much memory."""
+    return num_bytes // layout.block_bytes
+
+
+class KVCache:
+    """All blocks in one allocation: `[num_blocks, num_layers, 2 (K, V), num_kv_heads, block_size, head_dim]`.
+
+    A block with all its layers is one contiguous piece, so moving it is one copy.
+    """
+
+    def __init__(self, layout: KVLayout, num_blocks: int, buffer: mmap.mmap | memoryview | None = None) -> None:
+        """Lay the cache over the start of `buffer`, or over memory of its own.
+
+        buffer:  writable, at least num_blocks * layout.block_bytes, zeroed; must outlive the cache
+        """
+        num_bytes = num_blocks * layout.block_bytes
+        if buffer is None:
+            buffer = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        assert len(buffer) >= num_bytes, f"the buffer must have {num_bytes} bytes, got {len(buffer)}"
+        shape = (num_blocks, layout.num_layers, 2, layout.num_kv_heads, layout.block_size, layout.head_dim)
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self.memory = memoryview(buffer).cast("B")[:num_bytes]
+        self._blocks = torch.frombuffer(self.memory, dtype=TORCH_DTYPES[layout.dtype]).view(shape)
+
+    def layer(self, index: int) -> torch.Tensor:
+        """`[num_blocks, 2, num_kv_heads, block_size, head_dim]`: a view, strided over blocks."""
+        return self._blocks[:, index]
+
+    def block_view(self, block_id: BlockId) -> memoryview:
+        """The bytes of one block, writable."""
+        assert 0 <= block_id < self.num_blocks, f"block_id must be below {self.num_blocks}, got {block_id}"
+        start = block_id * self.layout.block_bytes
+        return self.memory[start : start + self.layout.block_bytes]
+
+    def checksums(self, block_ids: Iterable[BlockId]) -> dict[BlockId, int]:
+        """xxh3_64 of each block's bytes."""
+        return {block_id: xxhash.xxh3_64_intdigest(self.block_view(block_id)) for block_id in block_ids}

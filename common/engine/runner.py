@@ -1,0 +1,86 @@
+"""Runs step plans: the one place where model, cache and sampler meet."""
+
+import time
+
+import torch
+
+from common.engine.batch import build_batch
+from common.engine.kv_cache import TORCH_DTYPES, KVCache
+from common.engine.model_config import ModelConfig
+from common.engine.models.llama import Llama
+from common.engine.sampler import Sampler
+from common.engine.step import StepPlan, StepResult
+from common.engine.weights import Progress, open_weights
+from common.errors import ConfigError, ModelError
+from common.model_files import ModelFiles
+from kernels.dispatch import choose_ops
+
+
+class ModelRunner:
+    """Executes one plan after the other, on the calling thread. Writes into the cache's blocks that plans name."""
+
+    def __init__(self, model: Llama, kv_cache: KVCache, sampler: Sampler) -> None:
+        self._model = model
+        self._sampler = sampler
+        self.kv_cache = kv_cache
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Compute the plan's tokens, sample where asked, seal what is finished. Blocks for the whole step."""
+        started = time.perf_counter()
+        batch = build_batch(plan, self.kv_cache.layout.block_size)
+        logits = self._model.forward(batch, self.kv_cache)
+        token_ids, failed_rows = self._sampler.sample(logits, batch.sampled)
+        sampled = {
+            sequence.key: token_id
+            for row, (sequence, token_id) in enumerate(zip(batch.sampled, token_ids, strict=True))
+            if row not in failed_rows
+        }
+        sealed = [block_id for sequence in plan.sequences for block_id in sequence.seal]
+        return StepResult(
+            sampled=sampled,
+            failed={batch.sampled[row].key: reason for row, reason in failed_rows.items()},
+            checksums=self.kv_cache.checksums(sealed),
+            duration_s=time.perf_counter() - started,
+        )
+
+
+def resolve_dtype(name: str) -> str:
+    """`auto` is bfloat16 where the CPU computes it natively, else float32.
+
+    Raises: ConfigError if there is no such dtype.
+    """
+    if name == "auto":
+        return "bfloat16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"
+    if name not in TORCH_DTYPES:
+        raise ConfigError(f"dtype must be one of auto, {', '.join(TORCH_DTYPES)}, got {name!r}")
+    return name
+
+
+def load_runner(
+    files: ModelFiles,
+    config: ModelConfig,
+    kv_cache: KVCache,
+    max_model_len: int,
+    kernels: str = "auto",
+    progress: Progress = lambda fraction: None,
+) -> ModelRunner:
+    """Load the weights in the cache's dtype. Blocks for as long as that takes.
+
+    max_model_len:  tokens of the longest sequence
+    kernels:        which ops, by the names of kernels.dispatch
+
+    Raises: ConfigError if max_model_len or kernels cannot be; ModelError if the weights are not the config's.
+    """
+    if not 0 < max_model_len <= config.max_context:
+        raise ConfigError(f"max_model_len must be at most the model's {config.max_context}, got {max_model_len}")
+    try:
+        ops = choose_ops(kernels)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    try:
+        weights = open_weights(files, config, TORCH_DTYPES[kv_cache.layout.dtype], progress)
+        model = Llama(weights, config, ops, max_model_len)
+    except ModelError as error:
+        raise ModelError(f"model {files.name} ({files.path}): {error}") from error
+    return ModelRunner(model, kv_cache, Sampler(config.vocab_size))

@@ -1,0 +1,79 @@
+"""A model's tensors by name, one at a time, from safetensors or GGUF. Names are Hugging Face's in both cases."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from common.engine.gguf_tensors import GGUFTensors
+from common.engine.model_config import ModelConfig
+from common.engine.safetensors_files import SafetensorsFiles
+from common.errors import ModelError
+from common.model_files import ModelFiles
+
+Progress = Callable[[float], None]
+"""Called with the loaded fraction, 0 … 1, for whoever watches the start."""
+
+
+class TensorSource(Protocol):
+    """Where tensors are read from; nothing is read before `read`."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+
+    def read(self, name: str) -> Tensor:
+        """In the dtype of the file, or fp32 if it is quantised. May be a view of the mapped file."""
+        ...
+
+
+class Weights:
+    """Hands every tensor out once. Mutable: which ones were taken.
+
+    A model takes what it needs while it is built, packs it and drops it, so that the peak is one layer
+    above what the model keeps.
+    """
+
+    def __init__(self, source: TensorSource, dtype: torch.dtype, progress: Progress) -> None:
+        self._source = source
+        self._dtype = dtype
+        self._progress = progress
+        self._left = dict(source.shapes)
+        self._num_tensors = len(self._left)
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """A copy of the tensor in the model's dtype.
+
+        Raises: ModelError if it is missing or has another shape.
+        """
+        got = self._left.pop(name, None)
+        if got is None:
+            raise ModelError(f"tensor {name} is missing, wanted shape {list(shape)}")
+        if got != shape:
+            raise ModelError(f"tensor {name} must have shape {list(shape)}, got {list(got)}")
+        tensor = self._source.read(name).to(self._dtype, copy=True)
+        self._progress(1 - len(self._left) / self._num_tensors)
+        return tensor
+
+    def take_merged(self, names: Sequence[str], num_rows: Sequence[int], *row_shape: int) -> Tensor:
+        """Several tensors, one below the other."""
+        return torch.cat([self.take(name, rows, *row_shape) for name, rows in zip(names, num_rows, strict=True)])
+
+    def finish(self, ignored: Iterable[str] = ()) -> None:
+        """Check that nothing is left over; a tensor that the model did not ask for means that it is another model.
+
+        Raises: ModelError naming the first ones.
+        """
+        extra = sorted(self._left.keys() - set(ignored))
+        if extra:
+            raise ModelError(f"{len(extra)} tensors are not part of this model: {', '.join(extra[:5])}")
+        self._progress(1.0)
+
+
+def open_weights(files: ModelFiles, config: ModelConfig, dtype: torch.dtype, progress: Progress) -> Weights:
+    """Open the files; tensors are read as they are taken."""
+    if files.gguf is not None:
+        source: TensorSource = GGUFTensors(files.gguf, config)
+    else:
+        source = SafetensorsFiles(files.weight_files)
+    return Weights(source, dtype, progress)

@@ -1,0 +1,269 @@
+"""Command lines out of dataclasses: a field is a flag, an environment variable, a default and a help text at once.
+
+A command is a frozen dataclass whose fields are option groups; a group is a frozen dataclass whose fields are
+`name: Annotated[type, Flag("help")] = default`. `max_model_len` becomes `--max-model-len` and `BATON_MAX_MODEL_LEN`.
+"""
+
+import argparse
+import difflib
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Annotated, Literal, NewType, TypeVar, get_args, get_origin, get_type_hints
+
+from common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Options = TypeVar("Options", bound="DataclassInstance")
+
+ByteSize = NewType("ByteSize", int)
+"""A number of bytes; on the command line also `512MB`, `2GiB`."""
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+_EXPONENT = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """What the type and default of a field do not say.
+
+    help:      one line, without the default, which is added
+    unit:      of the number, for help and error messages
+    pattern:   regular expression that a text, or each item of a list, matches; `wanted` says it in words
+    variable:  environment variable, if not the one derived from the field's name
+    wiring:    says how processes find each other; `baton serve` decides these itself and offers no flag
+    secret:    handed to a child in its environment, never on its command line, which every user can read
+    """
+
+    help: str
+    unit: str = ""
+    at_least: float | None = None
+    at_most: float | None = None
+    pattern: str = ""
+    wanted: str = ""
+    variable: str = ""
+    wiring: bool = False
+    secret: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One field of one group, resolved: everything that help, parsing and printing need."""
+
+    group: str
+    name: str
+    kind: object
+    default: object
+    flag: Flag
+    choices: tuple[str, ...] = field(default=())
+
+    @property
+    def switch(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return self.flag.variable or "BATON_" + self.name.upper()
+
+    @property
+    def wanted(self) -> str:
+        """What a value must look like, for error messages."""
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        noun = self.flag.wanted or _KINDS[self.kind].noun
+        if self.flag.unit:
+            noun += f" ({self.flag.unit})"
+        if self.flag.at_least is not None:
+            noun += f", at least {self.flag.at_least:g}"
+        if self.flag.at_most is not None:
+            noun += f", at most {self.flag.at_most:g}"
+        return noun
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    noun: str
+    metavar: str
+    parse: Callable[[str], object]
+
+
+def _parse_float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+def _parse_size(text: str) -> ByteSize:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(text)
+    number, prefix, binary = match.groups()
+    if binary and not prefix:
+        raise ValueError(text)
+    return ByteSize(int(float(number) * (1024 if binary else 1000) ** _EXPONENT[prefix.upper()]))
+
+
+def _parse_list(text: str) -> tuple[str, ...]:
+    return tuple(item for item in (part.strip() for part in text.split(",")) if item)
+
+
+_KINDS: dict[object, _Kind] = {
+    str: _Kind("text", "TEXT", str),
+    int: _Kind("a whole number", "N", int),
+    float: _Kind("a number", "X", _parse_float),
+    ByteSize: _Kind("a size such as 512MB or 2GiB", "SIZE", _parse_size),
+    tuple[str, ...]: _Kind("a comma-separated list", "A,B", _parse_list),
+}
+
+
+def options_of(command: "type[DataclassInstance]") -> list[Option]:
+    """Every option of a command, in the order of its groups, the hidden ones included."""
+    groups: dict[str, type[DataclassInstance]] = get_type_hints(command)
+    return [option for group in fields(command) for option in group_options(group.name, groups[group.name])]
+
+
+def group_options(name: str, group: "type[DataclassInstance]") -> list[Option]:
+    hints = get_type_hints(group, include_extras=True)
+    options: list[Option] = []
+    for item in fields(group):
+        hint = hints[item.name]
+        assert get_origin(hint) is Annotated, f"{group.__name__}.{item.name} has no Flag"
+        kind, flag = get_args(hint)
+        choices: tuple[str, ...] = get_args(kind) if get_origin(kind) is Literal else ()
+        options.append(Option(name, item.name, str if choices else kind, item.default, flag, choices))
+    return options
+
+
+def parse(
+    command: type[Options], offered: Sequence[Option], argv: Sequence[str], environ: Mapping[str, str], *, prog: str
+) -> Options:
+    """Build the command from flags, then variables, then defaults. What is not offered keeps its default.
+
+    An empty variable counts as not set: that is how a compose file passes on what its user left out.
+
+    Raises: ConfigError naming the flag or variable, the value got and what was wanted. SystemExit(0) after --help.
+    """
+    given = vars(_parser(command, offered, prog).parse_args(argv))
+    groups: dict[str, dict[str, object]] = {item.name: {} for item in fields(command)}
+    for option in offered:
+        texts: list[str] | None = given[option.name]
+        if texts is not None:
+            groups[option.group][option.name] = _convert(option, texts, option.switch)
+        elif environ.get(option.variable):
+            groups[option.group][option.name] = _convert(option, [environ[option.variable]], option.variable)
+    types: dict[str, type[DataclassInstance]] = get_type_hints(command)
+    return command(**{name: types[name](**values) for name, values in groups.items()})
+
+
+def _convert(option: Option, texts: Sequence[str], source: str) -> object:
+    """The value of an option. A list takes every occurrence of its flag, anything else the last."""
+    text = ",".join(texts) if option.kind == tuple[str, ...] else texts[-1]
+    wrong = ConfigError(f"{source}: got {text!r}, wanted {option.wanted}")
+    try:
+        value = _KINDS[option.kind].parse(text)
+    except ValueError:
+        raise wrong from None
+    if not _is_allowed(option, value):
+        raise wrong
+    return value
+
+
+def _is_allowed(option: Option, value: object) -> bool:
+    flag = option.flag
+    match value:
+        case int() | float():
+            above = flag.at_least is None or value >= flag.at_least
+            return above and (flag.at_most is None or value <= flag.at_most)
+        case str():
+            if option.choices:
+                return value in option.choices
+            return not flag.pattern or re.fullmatch(flag.pattern, value) is not None
+        case _:
+            return not flag.pattern or all(re.fullmatch(flag.pattern, item) for item in to_text(value).split(","))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise ConfigError(f"{message} (see {self.prog} --help)")
+
+
+def _parser(command: "type[DataclassInstance]", options: Iterable[Option], prog: str) -> argparse.ArgumentParser:
+    width = max(60, min(120, int(os.environ.get("COLUMNS", "100"))))
+    parser = _Parser(
+        prog=prog,
+        description=command.__doc__,
+        allow_abbrev=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=width),
+    )
+    types: dict[str, type[DataclassInstance]] = get_type_hints(command)
+    sections = {name: parser.add_argument_group(group.__doc__ or name) for name, group in types.items()}
+    for option in options:
+        sections[option.group].add_argument(
+            option.switch,
+            dest=option.name,
+            action="append",
+            metavar="|".join(option.choices) or _KINDS[option.kind].metavar,
+            help=describe(option).replace("%", "%%"),
+        )
+    return parser
+
+
+def describe(option: Option) -> str:
+    """Help text with unit, default and variable."""
+    unit = f"{option.flag.unit}; " if option.flag.unit else ""
+    return f"{option.flag.help} ({unit}default: {show_default(option)}; {option.variable})"
+
+
+def show_default(option: Option) -> str:
+    if option.kind is ByteSize and isinstance(option.default, int) and option.default:
+        return _show_size(option.default)
+    return to_text(option.default) or "none"
+
+
+def _show_size(size: int) -> str:
+    for prefix, exponent in (("G", 3), ("M", 2), ("K", 1)):
+        if size % 1024**exponent == 0:
+            return f"{size // 1024**exponent}{prefix}iB"
+    return str(size)
+
+
+def to_text(value: object) -> str:
+    """A value as it would be written on the command line."""
+    if isinstance(value, tuple):
+        return ",".join(str(item) for item in value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def to_argv(command: "DataclassInstance") -> list[str]:
+    """The flags that give this command again: those that differ from the defaults, without secrets."""
+    return [
+        f"{option.switch}={to_text(value)}"
+        for option, value in _values(command)
+        if value != option.default and not option.flag.secret
+    ]
+
+
+def to_environ(command: "DataclassInstance") -> dict[str, str]:
+    """The variables that give the command's secrets again."""
+    return {option.variable: to_text(value) for option, value in _values(command) if option.flag.secret and value}
+
+
+def _values(command: "DataclassInstance") -> list[tuple[Option, object]]:
+    values: dict[str, dict[str, object]] = asdict(command)
+    return [(option, values[option.group][option.name]) for option in options_of(type(command))]
+
+
+def unknown_variables(environ: Mapping[str, str], known: Iterable[str]) -> list[str]:
+    """One warning for each BATON_* variable that no command reads, with the name that was probably meant."""
+    names = set(known)
+    warnings: list[str] = []
+    for name in sorted(environ):
+        if name.startswith("BATON_") and name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            warnings.append(f"{name} is not a known variable" + (f"; did you mean {close[0]}?" if close else ""))
+    return warnings

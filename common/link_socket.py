@@ -1,0 +1,163 @@
+"""ZeroMQ sockets as Baton uses them: options, binding, and connections that say when they break."""
+
+import logging
+import socket as sockets
+import threading
+from collections.abc import Iterator
+from enum import Enum, auto
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from common.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_MS = 1_000
+HEARTBEAT_TIMEOUT_MS = 5_000
+"""A host that vanished breaks the connection after this; ZeroMQ's own thread answers, whatever Python is busy with."""
+RECONNECT_MS = 50
+RECONNECT_MAX_MS = 1_000
+
+
+class ConnectionChange(Enum):
+    """What a monitor reports.
+
+    UP:      the handshake is done, messages flow
+    BROKEN:  it was up; what was in flight may be lost
+    FAILED:  it never came up: refused, unknown host or not our protocol; ZeroMQ goes on trying
+    """
+
+    UP = auto()
+    BROKEN = auto()
+    FAILED = auto()
+
+
+class Connection:
+    """One outgoing socket to one address. Belongs to the thread that made it.
+
+    Nothing can be sent, and so nothing is queued for whoever comes next, while it is not up.
+
+    socket, monitor: poll both; read the monitor with `changes`.
+    """
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", kind: int, address: str, max_queued: int) -> None:
+        """max_queued: messages in ZeroMQ's own queue, per direction.
+
+        Raises: ConfigError when the address is not one that ZeroMQ knows.
+        """
+        self.address = address
+        self.is_up = False
+        self.socket = context.socket(kind)
+        set_options(self.socket, max_queued)
+        self.socket.setsockopt(zmq.IMMEDIATE, 1)
+        self.monitor = self.socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED | _HANDSHAKE_FAILED
+        )
+        self.monitor.linger = 0
+        try:
+            self.socket.connect(address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ConfigError(f"cannot connect to {address!r}: {error}") from error
+
+    def changes(self) -> Iterator[ConnectionChange]:
+        """What happened since the last call. Never blocks."""
+        while self.monitor.poll(0):
+            event = recv_monitor_message(self.monitor)["event"]
+            was_up = self.is_up
+            self.is_up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            if self.is_up:
+                yield ConnectionChange.UP
+            elif was_up:
+                yield ConnectionChange.BROKEN
+            else:
+                yield ConnectionChange.FAILED
+
+    def close(self) -> None:
+        """Drop what was not sent yet."""
+        self.socket.disable_monitor()
+        self.monitor.close()
+        self.socket.close(linger=0)
+
+
+_HANDSHAKE_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+class Wakeup:
+    """Ends another thread's poll. `set` from any thread; the owner polls `fileno` and then calls `clear`."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = sockets.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self.fileno = self._reader.fileno()
+        self._lock = threading.Lock()
+        self._is_set = False
+        self._is_closed = False
+
+    def set(self) -> None:
+        with self._lock:
+            if not self._is_set and not self._is_closed:
+                self._is_set = True
+                self._writer.send(b"\0")
+
+    def clear(self) -> None:
+        """What was asked for before a `set` must be looked at after this."""
+        with self._lock:
+            if self._is_set:
+                self._is_set = False
+                self._reader.recv(1)
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            self._reader.close()
+            self._writer.close()
+
+
+def set_options(socket: "zmq.Socket[bytes]", max_queued: int) -> None:
+    """What every socket has: bounded queues, no lingering, and death of the other host noticed."""
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, max_queued)
+    socket.setsockopt(zmq.RCVHWM, max_queued)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 5)
+    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+
+
+def bind(socket: "zmq.Socket[bytes]", endpoint: str, advertise_host: str) -> str:
+    """Bind, and return the address by which others reach the socket.
+
+    endpoint:        `tcp://host:port` or `ipc://path`; `*` for any host, port or path
+    advertise_host:  put into the returned address; "": the bound host, or this machine's own if that is a wildcard
+    Raises: ConfigError when it cannot be bound.
+    """
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        raise ConfigError(f"cannot listen on {endpoint!r}: {error}") from error
+    bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+    if not bound.startswith("tcp://"):
+        return bound
+    host, _, port = bound.removeprefix("tcp://").rpartition(":")
+    if host in ("0.0.0.0", "[::]"):
+        host = own_host()
+    return f"tcp://{advertise_host or host}:{port}"
+
+
+def own_host() -> str:
+    """The address from which this machine reaches others; without a network, the loopback's."""
+    with sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # TEST-NET-1 (RFC 5737): picks a route, sends nothing
+        except OSError as error:
+            logger.warning("this machine has no route to others (%s): only local peers can reach it", error)
+            return "127.0.0.1"
+        host: str = probe.getsockname()[0]
+        return host

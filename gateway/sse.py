@@ -1,0 +1,41 @@
+"""Server-sent events over one exchange."""
+
+import msgspec
+
+from common.errors import RequestError
+from gateway.connection import Client
+from gateway.http_errors import error_object
+
+DONE = b"data: [DONE]\n\n"
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class EventStream:
+    """A response that starts with its first event: until then an error can still be a plain HTTP answer."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.has_started = False
+
+    async def write(self, events: bytes) -> None:
+        """Raises: ClientGone."""
+        await self._send(events, more_body=True)
+
+    async def end(self, events: bytes) -> None:
+        """The last events; nothing may follow. Raises: ClientGone."""
+        await self._send(events, more_body=False)
+
+    async def _send(self, events: bytes, more_body: bool) -> None:
+        if not self.has_started:
+            self.has_started = True
+            await self._client.send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await self._client.send({"type": "http.response.body", "body": events, "more_body": more_body})
+
+
+def error_event(error: RequestError) -> bytes:
+    """What went wrong after the stream began."""
+    return b"data: " + msgspec.json.encode({"error": error_object(error)}) + b"\n\n"

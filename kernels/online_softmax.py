@@ -1,0 +1,66 @@
+"""Attention over keys and values that come tile by tile; both attention references are built on it."""
+
+import torch
+from torch import Tensor
+
+
+class OnlineSoftmax:
+    """Attention of many independent query groups, with the softmax corrected as tiles of keys arrive.
+
+    Rows of one group share the keys. Mutated by update: the running row maximum, the sum of weights
+    and the weighted sum of values. Source: Online normalizer calculation for softmax (2018), FlashAttention-2 (2023).
+    """
+
+    def __init__(self, q: Tensor, scale: float) -> None:
+        """q: [num_groups, num_kv_heads, num_rows, head_dim]."""
+        self._q = q.float() * scale
+        self._max = torch.full((*q.shape[:-1], 1), float("-inf"), device=q.device)
+        self._sum = torch.zeros_like(self._max)
+        self._out = torch.zeros_like(self._q)
+
+    def update(self, k: Tensor, v: Tensor, is_visible: Tensor) -> None:
+        """Let the first num_active groups see one more tile of keys.
+
+        k, v:        [num_active, num_kv_heads, num_keys, head_dim] fp32; v is finite where no row may look,
+                     since a weight of zero times NaN is NaN; k may be anything there
+        is_visible:  [num_active, num_rows, num_keys] bool; in its first tile each row sees at least one key
+        """
+        num_active = k.shape[0]
+        old_max, old_sum, old_out = self._max[:num_active], self._sum[:num_active], self._out[:num_active]
+        scores = self._q[:num_active] @ k.transpose(-1, -2)
+        scores.masked_fill_(~is_visible.unsqueeze(1), float("-inf"))
+        new_max = torch.maximum(old_max, scores.amax(-1, keepdim=True))
+        weights = scores.sub_(new_max).exp_()
+        correction = (old_max - new_max).exp_()
+        old_sum.mul_(correction).add_(weights.sum(-1, keepdim=True))
+        old_out.mul_(correction).add_(weights @ v)
+        old_max.copy_(new_max)
+
+    def result(self) -> Tensor:
+        """[num_groups, num_kv_heads, num_rows, head_dim] fp32."""
+        return self._out / self._sum
+
+
+def read_kv_tile(
+    kv_cache: Tensor, block_tables: Tensor, context_lens: Tensor, start: int, num_keys: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Read keys start … start + num_keys - 1 of each sequence through its block table.
+
+    kv_cache:      [num_blocks, 2, num_kv_heads, block_size, head_dim], any strides over blocks
+    block_tables:  [num_seqs, max_blocks]; entries past a sequence's last block are not followed
+    context_lens:  [num_seqs]; values past it are returned as zeros, so garbage in free slots stays there
+    start, num_keys: multiples of block_size
+    Returns k and v, [num_seqs, num_kv_heads, num_keys, head_dim] fp32, and the keys' positions [num_keys];
+    fewer keys where block tables end earlier.
+    """
+    num_kv_heads, block_size = kv_cache.shape[2:4]
+    block_ids = block_tables[:, start // block_size : (start + num_keys) // block_size].long()
+    positions = torch.arange(start, start + block_ids.shape[1] * block_size, device=kv_cache.device)
+    is_past = positions >= context_lens.unsqueeze(1)
+    block_ids = block_ids.masked_fill(is_past[:, ::block_size], 0)
+    # Indices of [num_seqs, num_kv_heads, num_blocks] bring blocks in the order wanted with one copy.
+    heads = torch.arange(num_kv_heads, device=kv_cache.device).unsqueeze(1)
+    k, v = (cache[block_ids.unsqueeze(1), heads].float().flatten(2, 3) for cache in kv_cache.unbind(1))
+    sequences, keys = is_past.nonzero(as_tuple=True)
+    v[sequences, :, keys] = 0.0
+    return k, v, positions

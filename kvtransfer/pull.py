@@ -1,0 +1,125 @@
+"""One pull: what is still to be asked for, and what of the answers may count as arrived. No socket, no clock."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import xxhash
+
+from common.errors import TransferError
+from common.ids import BlockId, SequenceKey
+from common.wire import Buffer, KVBlocks
+from kvtransfer.route import Route
+from kvtransfer.transfer_counters import Refusal, TransferCounters
+from kvtransfer.transport import BlockCopy, StartPull
+
+
+@dataclass(slots=True, eq=False)
+class Fetch:
+    """Blocks asked for with one message. Runs of them come in order.
+
+    number:  unique in this process, echoed by the source
+    next:    position of the first block that no run has covered yet
+    """
+
+    number: int
+    pull: "Pull"
+    block_ids: tuple[BlockId, ...]
+    next: int = 0
+
+    @property
+    def is_answered(self) -> bool:
+        return self.next == len(self.block_ids)
+
+
+class Pull:
+    """The blocks of one `StartPull`, from asked for to verified. Writes into their targets, and nothing else does.
+
+    A block that comes wrong is asked for once more; if it comes wrong again, the pull fails.
+    Mutable: which blocks are to be asked for, were retried, are missing; progress_s belongs to the caller.
+    """
+
+    def __init__(self, start: StartPull, route: Route, memory: memoryview, counters: TransferCounters) -> None:
+        """Raises: TransferError when the source block ids are not unique."""
+        self.key: SequenceKey = start.key
+        self.route = route
+        self.num_bytes = 0
+        self.progress_s = 0.0
+        self._copies = {copy.source: copy for copy in start.copies}
+        if len(self._copies) != len(start.copies):
+            raise TransferError(
+                f"{start.key}: each block can be pulled once, got {len(start.copies)} copies with repeats"
+            )
+        self._block_bytes = start.kv.source.layout.block_bytes
+        self._memory = memory
+        self._counters = counters
+        self._to_ask: deque[BlockId] = deque(self._copies)
+        self._missing = set(self._copies)
+        self._retried: set[BlockId] = set()
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._missing
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether there are blocks that nobody was asked for."""
+        return bool(self._to_ask)
+
+    def next_fetch(self, number: int, max_blocks: int) -> Fetch:
+        """Ask for the next blocks."""
+        block_ids = tuple(self._to_ask.popleft() for _ in range(min(max_blocks, len(self._to_ask))))
+        return Fetch(number, self, block_ids)
+
+    def take(self, fetch: Fetch, message: KVBlocks, buffers: Sequence[Buffer]) -> int:
+        """Copy and verify a run that came for one of our fetches, and return how many blocks it completed.
+
+        Raises: TransferError when the pull has failed by it.
+        """
+        if message.refusal:
+            raise TransferError(f"{self.key}: the source refused: {message.refusal}")
+        end = message.first + len(message.block_ids)
+        if not message.block_ids or fetch.block_ids[message.first : end] != message.block_ids:
+            self._counters.refuse("unasked")
+            return 0
+        if message.first < fetch.next:
+            self._counters.refuse("duplicated")
+            return 0
+        early = message.first > fetch.next
+        skipped, fetch.next = fetch.block_ids[fetch.next : end], end
+        if early:
+            self._retry("reordered", skipped)
+            return 0
+        try:
+            blocks = self.route.blocks(message, buffers)
+        except TransferError:
+            self._retry("truncated", message.block_ids)
+            return 0
+        return sum(
+            self._take_block(self._copies[block_id], block)
+            for block_id, block in zip(message.block_ids, blocks, strict=True)
+        )
+
+    def _take_block(self, copy: BlockCopy, block: Buffer) -> bool:
+        if len(block) != self._block_bytes:
+            self._retry("truncated", [copy.source])
+            return False
+        start = copy.target * self._block_bytes
+        target = self._memory[start : start + self._block_bytes]
+        target[:] = block
+        if xxhash.xxh3_64_intdigest(target) != copy.checksum:
+            self._retry("corrupt", [copy.source])
+            return False
+        self._missing.remove(copy.source)
+        self.num_bytes += self._block_bytes
+        return True
+
+    def _retry(self, kind: Refusal, block_ids: Sequence[BlockId]) -> None:
+        """Count one refusal, and ask for the blocks once more."""
+        self._counters.refuse(kind)
+        for block_id in block_ids:
+            if block_id in self._retried:
+                raise TransferError(f"{self.key}: block {block_id} of the source came wrong twice, now {kind}")
+            self._retried.add(block_id)
+            self._to_ask.append(block_id)
+            self._counters.add("kv_retried_blocks")

@@ -1,0 +1,273 @@
+"""The receiving side of KV transfer: pulls blocks into reserved ones, and says when they are all verified.
+
+1. `StartPull`: layouts are compared, the route is chosen, a connection to the source is made or reused.
+2. Blocks are asked for in fetches of bounded size, a bounded number of them under way per source.
+3. Each run that answers a fetch is copied into its targets, and the targets' checksums are compared.
+4. `PullFinished` comes exactly once: when all blocks are verified, or with an error: refused, wrong twice,
+   the connection broke, no progress for pull_timeout_s, aborted, closed. After it nothing touches the targets.
+5. `SendRelease` goes to the source over the same connection.
+"""
+
+import itertools
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import zmq
+
+from common.errors import BatonError, LayoutMismatch, TransferError, WireError
+from common.ids import PeerId, SequenceKey
+from common.kv_layout import KVLayout
+from common.link_socket import ConnectionChange, Wakeup
+from common.wire import Envelope, KVBlocks, KVSource, decode
+from kvtransfer.pull import Pull
+from kvtransfer.route import Mode, choose_route
+from kvtransfer.source_channel import SourceChannel
+from kvtransfer.transfer_counters import receiver_counters
+from kvtransfer.transport import AbortPull, PullFinished, ReceiverEffect, SendRelease, StartPull, TransferEvent
+
+logger = logging.getLogger(__name__)
+
+IDLE_S = 60.0
+"""A connection that was not used for so long is closed."""
+RECEIVE_BATCH = 16
+
+
+class KVPuller:
+    """Implements `KVReceiver`. One thread owns the sockets and every write to targets; it calls `deliver`.
+
+    memory:          the whole cache, num_blocks * block_bytes
+    mode:            see `choose_route`
+    pull_timeout_s:  without a single block arriving
+    """
+
+    def __init__(
+        self,
+        peer: PeerId,
+        memory: memoryview,
+        layout: KVLayout,
+        deliver: Callable[[TransferEvent], None],
+        mode: Mode = "auto",
+        pull_timeout_s: float = 10.0,
+        idle_s: float = IDLE_S,
+    ) -> None:
+        assert memory.nbytes % layout.block_bytes == 0, f"{memory.nbytes} bytes of {layout.block_bytes} a block"
+        self._peer = peer
+        self._memory = memory
+        self._layout = layout
+        self._deliver = deliver
+        self._mode: Mode = mode
+        self._pull_timeout_s = pull_timeout_s
+        self._idle_s = idle_s
+        self._counters = receiver_counters()
+        self._effects: deque[ReceiverEffect] = deque()
+        self._wakeup = Wakeup()
+        self._is_closing = False
+        # The thread's:
+        self._channels: dict[tuple[PeerId, str], SourceChannel] = {}
+        self._channel_of: dict[SequenceKey, SourceChannel] = {}
+        self._numbers = itertools.count(1)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._poller = zmq.Poller()
+        self._thread = threading.Thread(target=self._run, name=f"kv puller {peer}", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """False after `close`, and when the thread died of a bug of ours."""
+        return self._thread.is_alive()
+
+    def apply(self, effect: ReceiverEffect) -> None:
+        self._effects.append(effect)
+        self._wakeup.set()
+
+    def counters(self) -> dict[str, float]:
+        return self._counters.totals()
+
+    def close(self) -> None:
+        """End all pulls with an error, and the thread. Idempotent."""
+        assert threading.current_thread() is not self._thread, "close would wait for itself"
+        self._is_closing = True
+        self._wakeup.set()
+        self._thread.join()
+
+    # All below runs in the thread.
+
+    def _run(self) -> None:
+        self._poller.register(self._wakeup.fileno, zmq.POLLIN)
+        try:
+            while not self._is_closing:
+                self._turn()
+        finally:
+            self._end_all()
+            self._context.term()
+            self._wakeup.close()
+
+    def _end_all(self) -> None:
+        for channel in list(self._channels.values()):
+            self._drop(channel, "this worker's transfer thread ended")
+        for effect in self._effects:
+            if isinstance(effect, StartPull):
+                self._finished(effect.key, "this worker's transfer thread ended", 0)
+
+    def _turn(self) -> None:
+        ready = dict(self._poller.poll(self._next_timeout_ms()))
+        if self._wakeup.fileno in ready:
+            self._wakeup.clear()
+        while self._effects:
+            self._apply(self._effects.popleft())
+        for channel in list(self._channels.values()):
+            if channel.connection.socket in ready:
+                self._receive(channel)
+            if channel.connection.monitor in ready:
+                self._read_monitor(channel)
+            else:
+                channel.flush(self._numbers)
+        self._expire(time.monotonic())
+
+    def _apply(self, effect: ReceiverEffect) -> None:
+        match effect:
+            case StartPull():
+                self._start(effect)
+            case AbortPull(key):
+                if channel := self._channel_of.get(key):
+                    self._finish(channel, channel.pulls[key], "aborted")
+            case SendRelease(key, source):
+                try:
+                    self._channel(source).release(key)
+                except BatonError as error:
+                    self._counters.add("kv_releases_unsent")
+                    logger.warning("cannot release %s at %s: %s", key, source.peer, error)
+
+    def _start(self, start: StartPull) -> None:
+        assert start.key not in self._channel_of, f"{start.key} is being pulled already"
+        self._counters.add("kv_pulls")
+        try:
+            self._check_layout(start.kv.source)
+            channel = self._channel(start.kv.source)
+            pull = Pull(start, channel.route, self._memory, self._counters)
+        except BatonError as error:
+            self._finished(start.key, str(error), 0)
+            return
+        pull.progress_s = time.monotonic()
+        channel.pulls[start.key] = pull
+        self._channel_of[start.key] = channel
+        if pull.is_complete:  # nothing to copy
+            self._finish(channel, pull, "")
+
+    def _check_layout(self, source: KVSource) -> None:
+        if mismatches := self._layout.mismatches(source.layout):
+            sides = f"{self._peer} != {source.peer}"
+            raise LayoutMismatch(f"KV layouts differ, {sides}: {', '.join(mismatches)}")
+
+    def _channel(self, source: KVSource) -> SourceChannel:
+        """The connection to a source, made if there is none. Raises: TransferError, ConfigError."""
+        name = (source.peer, source.data_address)
+        if name in self._channels:
+            return self._channels[name]
+        route = choose_route(self._mode, source)
+        if source.shm_name and route.with_data and self._mode != "tcp":
+            self._counters.add("kv_shm_unavailable")
+        try:
+            channel = SourceChannel(self._context, self._peer, source, route)
+        except BatonError:
+            route.close()
+            raise
+        self._channels[name] = channel
+        self._poller.register(channel.connection.socket, zmq.POLLIN)
+        self._poller.register(channel.connection.monitor, zmq.POLLIN)
+        return channel
+
+    def _read_monitor(self, channel: SourceChannel) -> None:
+        address = channel.source.data_address
+        for change in channel.connection.changes():
+            match change:
+                case ConnectionChange.UP:
+                    channel.flush(self._numbers)
+                case ConnectionChange.BROKEN:
+                    self._drop(channel, f"the connection to {channel.source.peer} at {address} broke")
+                    return
+                case ConnectionChange.FAILED:
+                    self._drop(channel, f"cannot connect to {channel.source.peer} at {address}")
+                    return
+
+    def _receive(self, channel: SourceChannel) -> None:
+        for _ in range(RECEIVE_BATCH):
+            try:
+                frames = channel.connection.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            try:
+                envelope = decode([frame.buffer for frame in frames])
+            except WireError as error:
+                self._counters.refuse("malformed")
+                logger.debug("data channel of %s: %s", channel.source.peer, error)
+                continue
+            if isinstance(envelope.message, KVBlocks):
+                self._take(channel, envelope, envelope.message)
+            else:
+                self._counters.refuse("unasked")
+
+    def _take(self, channel: SourceChannel, envelope: Envelope, message: KVBlocks) -> None:
+        fetch = channel.fetches.get(envelope.seq)
+        is_ours = envelope.to == self._peer and (envelope.sender == channel.source.peer or message.refusal)
+        if fetch is None or not is_ours or fetch.pull.key != (message.request_id, message.attempt):
+            self._counters.refuse("stale")
+            return
+        pull = fetch.pull
+        try:
+            num_blocks = pull.take(fetch, message, envelope.buffers)
+        except TransferError as error:
+            self._finish(channel, pull, str(error))
+            return
+        if num_blocks:
+            pull.progress_s = time.monotonic()
+            self._counters.add("kv_received_blocks", num_blocks)
+            self._counters.add(f"kv_received_bytes_{pull.route.name}", num_blocks * self._layout.block_bytes)
+        if fetch.is_answered:
+            del channel.fetches[fetch.number]
+        if pull.is_complete:
+            self._finish(channel, pull, "")
+
+    def _finish(self, channel: SourceChannel, pull: Pull, error: str) -> None:
+        channel.forget(pull)
+        del self._channel_of[pull.key]
+        self._finished(pull.key, error, pull.num_bytes)
+
+    def _finished(self, key: SequenceKey, error: str, num_bytes: int) -> None:
+        if error:
+            self._counters.add("kv_pulls_failed")
+        self._deliver(PullFinished(key, error, num_bytes))
+
+    def _drop(self, channel: SourceChannel, reason: str) -> None:
+        """Close a connection; its pulls end with an error. The next pull makes a new one."""
+        del self._channels[channel.source.peer, channel.source.data_address]
+        self._poller.unregister(channel.connection.socket)
+        self._poller.unregister(channel.connection.monitor)
+        pulls = list(channel.pulls.values())
+        for pull in pulls:
+            self._finish(channel, pull, reason)
+        channel.close()
+
+    def _expire(self, now: float) -> None:
+        for channel in list(self._channels.values()):
+            for pull in list(channel.pulls.values()):
+                if channel.is_waiting(pull):
+                    pull.progress_s = now
+                elif now - pull.progress_s >= self._pull_timeout_s:
+                    self._finish(channel, pull, f"no block from {channel.source.peer} in {self._pull_timeout_s} s")
+            if channel.is_idle and now - channel.used_s >= self._idle_s:
+                self._drop(channel, "not used")
+
+    def _next_timeout_ms(self) -> int | None:
+        """Until the first pull or connection may have to be given up; None when there is none."""
+        due_s = [
+            min((pull.progress_s for pull in channel.pulls.values()), default=math.inf) + self._pull_timeout_s
+            for channel in self._channels.values()
+        ]
+        due_s += [channel.used_s + self._idle_s for channel in self._channels.values() if channel.is_idle]
+        wait_s = min(due_s, default=math.inf) - time.monotonic()
+        return None if wait_s == math.inf else max(0, math.ceil(wait_s * 1000))

@@ -1,0 +1,54 @@
+"""How a granted run of blocks gets from a source to us: the one thing in which transports differ."""
+
+import logging
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from common.errors import TransferError
+from common.wire import Buffer, KVBlocks, KVSource
+from kvtransfer.shm import ShmRoute
+from kvtransfer.tcp import TcpRoute
+
+logger = logging.getLogger(__name__)
+
+Mode = Literal["auto", "tcp", "shm"]
+
+
+class Route(Protocol):
+    """Where the bytes of granted blocks are.
+
+    name:       for metrics
+    with_data:  whether the source sends bytes or only permission
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def with_data(self) -> bool: ...
+
+    def blocks(self, message: KVBlocks, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
+        """The bytes of each block of the run, in its order. They may still have any length and content.
+
+        Raises: TransferError when bytes are missing or come where none were asked for.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+def choose_route(mode: Mode, source: KVSource) -> Route:
+    """Shared memory where the source's very segment can be opened here, else frames.
+
+    Containers may share a kernel and addresses, but not /dev/shm: only reading the nonce back proves anything.
+    Raises: TransferError when the mode is "shm" and it cannot be had.
+    """
+    if mode == "tcp" or (mode == "auto" and not source.shm_name):
+        return TcpRoute()
+    try:
+        return ShmRoute(source)
+    except TransferError as error:
+        if mode == "shm":
+            raise
+        logger.info("KV of %s comes over tcp: %s", source.peer, error)
+        return TcpRoute()

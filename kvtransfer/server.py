@@ -1,0 +1,201 @@
+"""The sending side of KV transfer: serves fetches out of the cache's memory.
+
+1. `Publish` makes blocks fetchable under a key, `Withdraw` ends that. Both act at once, in the caller's thread.
+2. A receiver sends `KVFetch` of a bounded number of blocks, and has a bounded number of fetches under way: that
+   bounds what can pile up here for a receiver that does not read.
+3. The answer is one or several `KVBlocks`, whose frames are views of the cache, or one with a refusal.
+4. `KVRelease` says that the receiver has everything.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+import zmq
+
+from common.errors import ConfigError, WireError
+from common.ids import BlockId, PeerId, SequenceKey
+from common.kv_layout import KVLayout
+from common.link_socket import Wakeup, bind, set_options
+from common.wire import MAX_HEADER_BYTES, Envelope, KVBlocks, KVFetch, KVRelease, KVSource, decode, encode
+from kvtransfer.shm import SharedSegment
+from kvtransfer.transfer_counters import sender_counters
+from kvtransfer.transport import KVReleased, Publish, SenderEffect, TransferEvent, Withdraw
+
+logger = logging.getLogger(__name__)
+
+RUN_BYTES = 2**20
+"""Blocks are sent in runs of about this size, so that the receiver verifies one while the next is on its way."""
+MAX_UNSENT_RUNS = 256
+"""Per receiver. One that keeps to its window (see `source_channel`) has a sixteenth of it under way."""
+
+
+class KVServer:
+    """Implements `KVSender`. One thread owns the socket; it calls `deliver`, with nothing locked.
+
+    memory:   the whole cache, num_blocks * block_bytes; only read
+    segment:  the shared memory that `memory` lies in, if it does
+    """
+
+    def __init__(
+        self,
+        peer: PeerId,
+        memory: memoryview,
+        layout: KVLayout,
+        deliver: Callable[[TransferEvent], None],
+        bind_to: str,
+        advertise_host: str | None = None,
+        segment: SharedSegment | None = None,
+    ) -> None:
+        """Raises: ConfigError when the data channel cannot be bound."""
+        assert memory.nbytes % layout.block_bytes == 0, f"{memory.nbytes} bytes of {layout.block_bytes} a block"
+        self._peer = peer
+        self._memory = memory
+        self._block_bytes = layout.block_bytes
+        self._deliver = deliver
+        self._counters = sender_counters()
+        self._lock = threading.Lock()
+        self._published: dict[SequenceKey, set[BlockId]] = {}  # guarded by _lock
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        set_options(self._socket, MAX_UNSENT_RUNS)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_HEADER_BYTES)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        try:
+            address = bind(self._socket, bind_to, advertise_host or "")
+        except ConfigError:
+            self._context.destroy(linger=0)
+            raise
+        self._source = KVSource(
+            peer=peer,
+            data_address=address,
+            shm_name=segment.name if segment else "",
+            shm_nonce=segment.nonce if segment else "",
+            layout=layout,
+            num_blocks=memory.nbytes // layout.block_bytes,
+        )
+        self._wakeup = Wakeup()
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name=f"kv server {peer}", daemon=True)
+        self._thread.start()
+
+    @property
+    def source(self) -> KVSource:
+        return self._source
+
+    @property
+    def is_alive(self) -> bool:
+        """False after `close`, and when the thread died of a bug of ours."""
+        return self._thread.is_alive()
+
+    def apply(self, effect: SenderEffect) -> None:
+        """Any thread. Blocks of one key that are published one after the other add up."""
+        with self._lock:
+            match effect:
+                case Publish(key, block_ids):
+                    self._published.setdefault(key, set()).update(block_ids)
+                case Withdraw(key):
+                    self._published.pop(key, None)
+
+    def counters(self) -> dict[str, float]:
+        """Totals for /metrics. Any thread."""
+        return self._counters.totals()
+
+    def close(self) -> None:
+        """Stop the thread. What was not sent yet is dropped, and no view of the memory is left. Idempotent."""
+        assert threading.current_thread() is not self._thread, "close would wait for itself"
+        self._is_closing = True
+        self._wakeup.set()
+        self._thread.join()
+
+    # All below runs in the thread.
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._wakeup.fileno, zmq.POLLIN)
+        poller.register(self._socket, zmq.POLLIN)
+        try:
+            while not self._is_closing:
+                if self._socket in dict(poller.poll()):
+                    self._receive()
+        finally:
+            self._socket.close(linger=0)
+            self._context.term()
+            self._wakeup.close()
+
+    def _receive(self) -> None:
+        identity, *frames = self._socket.recv_multipart()
+        try:
+            envelope = decode(frames)
+        except WireError as error:
+            self._counters.add("kv_refused_malformed")
+            logger.debug("data channel: %s", error)
+            return
+        match envelope.message:
+            case KVFetch():
+                self._counters.add("kv_fetches")
+                self._serve(identity, envelope, envelope.message)
+            case KVRelease(request_id=request_id, attempt=attempt) if envelope.to == self._peer:
+                self._release(SequenceKey(request_id, attempt))
+            case _:
+                self._counters.add("kv_refused_malformed")
+
+    def _serve(self, identity: bytes, fetch_envelope: Envelope, fetch: KVFetch) -> None:
+        def answer(message: KVBlocks, buffers: Sequence[memoryview] = ()) -> bool:
+            # The number of the fetch goes back with the answer, so that the receiver knows what it is for.
+            envelope = Envelope(self._peer, fetch_envelope.sender, fetch_envelope.seq, message, buffers)
+            return self._send([identity, *encode(envelope)])
+
+        if refusal := self._refusal(fetch_envelope.to, fetch):
+            self._counters.add("kv_fetches_refused")
+            answer(_blocks(fetch, 0, (), refusal))
+        elif not fetch.with_data:
+            answer(_blocks(fetch, 0, fetch.block_ids))
+        else:
+            run_length = max(1, RUN_BYTES // self._block_bytes)
+            for first in range(0, len(fetch.block_ids), run_length):
+                block_ids = fetch.block_ids[first : first + run_length]
+                if not answer(_blocks(fetch, first, block_ids), [self._view(block_id) for block_id in block_ids]):
+                    return
+                self._counters.add("kv_sent_blocks", len(block_ids))
+                self._counters.add("kv_sent_bytes", len(block_ids) * self._block_bytes)
+
+    def _refusal(self, to: PeerId, fetch: KVFetch) -> str:
+        if to != self._peer:
+            return f"this is {self._peer}, not {to}"
+        key = SequenceKey(fetch.request_id, fetch.attempt)
+        with self._lock:
+            published = self._published.get(key)
+            if published is None:
+                return f"{self._peer} does not hold {key} (any more)"
+            if unknown := sorted(set(fetch.block_ids) - published):
+                return f"{self._peer} holds {key}, but blocks {unknown[:5]} are not part of it"
+        return ""
+
+    def _view(self, block_id: BlockId) -> memoryview:
+        start = block_id * self._block_bytes
+        return self._memory[start : start + self._block_bytes]
+
+    def _send(self, frames: Sequence[bytes | bytearray | memoryview]) -> bool:
+        """Without copying large frames. False when the receiver is gone, or does not keep to its window."""
+        try:
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            self._counters.add("kv_fetches_undeliverable")
+            return False
+        return True
+
+    def _release(self, key: SequenceKey) -> None:
+        with self._lock:
+            was_published = self._published.pop(key, None) is not None
+        if was_published:
+            self._counters.add("kv_releases")
+            self._deliver(KVReleased(key))
+
+
+def _blocks(fetch: KVFetch, first: int, block_ids: tuple[BlockId, ...], refusal: str = "") -> KVBlocks:
+    return KVBlocks(
+        request_id=fetch.request_id, attempt=fetch.attempt, refusal=refusal, first=first, block_ids=block_ids
+    )

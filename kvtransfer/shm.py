@@ -1,0 +1,139 @@
+"""KV blocks through shared memory: the receiver copies straight out of the sender's cache.
+
+A segment is a file in /dev/shm: one header page, then the cache. Its owner holds a lock on it for as long as it
+lives, so a segment whose lock can be had belongs to nobody and is removed.
+"""
+
+import fcntl
+import logging
+import mmap
+import os
+import secrets
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.errors import ConfigError, TransferError
+from common.wire import Buffer, KVBlocks, KVSource
+
+logger = logging.getLogger(__name__)
+
+DIRECTORY = Path("/dev/shm")
+PREFIX = "baton-kv-"
+HEADER_BYTES = 4096
+_MAGIC = b"BATON-KV"
+_VERSION = 1
+_HEADER = struct.Struct("<8sI32sQ")
+"""magic, version, nonce in hex, bytes of the cache"""
+
+
+class SharedSegment:
+    """A cache's memory that other processes on this machine can read. Its creator owns it.
+
+    name, nonce:  what a `KVSource` says about it
+    memory:       the cache, zeroed; every view of it must be gone before `close` can unmap it
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        """Raises: ConfigError when there is no shared memory, or not enough."""
+        self.name, self._file = _create_locked()
+        self.nonce = secrets.token_hex(16)
+        self._path = DIRECTORY / self.name
+        try:
+            # Reserves the pages: without it a full tmpfs kills the process at some later write (SIGBUS).
+            os.posix_fallocate(self._file, 0, HEADER_BYTES + num_bytes)
+            self._map = mmap.mmap(self._file, HEADER_BYTES + num_bytes)
+        except (OSError, ValueError, OverflowError) as error:
+            self._path.unlink()
+            os.close(self._file)
+            raise ConfigError(f"{DIRECTORY} cannot hold a KV cache of {num_bytes} bytes: {error}") from error
+        _HEADER.pack_into(self._map, 0, _MAGIC, _VERSION, self.nonce.encode(), num_bytes)
+        self.memory = memoryview(self._map)[HEADER_BYTES:]
+
+    def close(self) -> None:
+        """Remove the segment. Receivers that mapped it keep what they mapped."""
+        self._path.unlink(missing_ok=True)
+        self.memory.release()
+        self._map.close()
+        os.close(self._file)
+
+
+def _create_locked() -> tuple[str, int]:
+    """A new empty segment: its name, and its descriptor, which holds the lock."""
+    while True:
+        name = f"{PREFIX}{secrets.token_hex(8)}"
+        try:
+            file = os.open(DIRECTORY / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        except OSError as error:
+            raise ConfigError(f"cannot create shared memory in {DIRECTORY}: {error}") from error
+        # Between the two calls it looks like a dead owner's: another process may lock and remove it.
+        if _try_lock(file) and (DIRECTORY / name).exists():
+            return name, file
+        os.close(file)
+
+
+def _try_lock(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def remove_dead_segments() -> list[str]:
+    """Remove the segments whose owners are gone, and name them. Those of other users stay."""
+    removed: list[str] = []
+    for path in DIRECTORY.glob(f"{PREFIX}*"):
+        try:
+            file = os.open(path, os.O_RDWR)
+        except (FileNotFoundError, PermissionError):
+            continue  # just removed, or another user's
+        try:
+            if _try_lock(file):
+                path.unlink(missing_ok=True)
+                removed.append(path.name)
+        finally:
+            os.close(file)
+    if removed:
+        logger.info("removed shared memory of %d dead workers", len(removed))
+    return removed
+
+
+class ShmRoute:
+    """Reads blocks from a source's segment. The source only says that they may be read."""
+
+    name = "shm"
+    with_data = False
+
+    def __init__(self, source: KVSource) -> None:
+        """Raises: TransferError when the segment is not to be found here, or is another one."""
+        self._block_bytes = source.layout.block_bytes
+        num_bytes = source.num_blocks * self._block_bytes
+        if not source.shm_name.startswith(PREFIX) or "/" in source.shm_name:
+            raise TransferError(f"{source.peer} has no shared memory, it names {source.shm_name!r}")
+        try:
+            file = os.open(DIRECTORY / source.shm_name, os.O_RDONLY)
+        except OSError as error:
+            raise TransferError(f"shared memory of {source.peer}: {error}") from error
+        try:
+            if os.fstat(file).st_size < HEADER_BYTES + num_bytes:
+                raise TransferError(f"shared memory of {source.peer} is smaller than its {num_bytes} bytes of cache")
+            self._map = mmap.mmap(file, HEADER_BYTES + num_bytes, prot=mmap.PROT_READ)
+        finally:
+            os.close(file)
+        wanted = (_MAGIC, _VERSION, source.shm_nonce.encode(), num_bytes)
+        if _HEADER.unpack_from(self._map) != wanted:
+            self._map.close()
+            raise TransferError(f"shared memory named {source.shm_name} here is not the one of {source.peer}")
+        self._memory = memoryview(self._map)[HEADER_BYTES:]
+
+    def blocks(self, message: KVBlocks, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
+        """A view of each block of a granted run, none of it copied."""
+        if buffers:
+            raise TransferError(f"a grant comes without data, got {len(buffers)} frames")
+        size = self._block_bytes
+        return [self._memory[block_id * size : (block_id + 1) * size] for block_id in message.block_ids]
+
+    def close(self) -> None:
+        self._memory.release()
+        self._map.close()

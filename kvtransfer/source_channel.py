@@ -1,0 +1,93 @@
+"""A receiver's connection to one source: which pulls it serves, and how much is under way at a time."""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import zmq
+
+from common.ids import PeerId, SequenceKey
+from common.link_socket import Connection
+from common.wire import Envelope, KVFetch, KVRelease, KVSource, Message, encode
+from kvtransfer.pull import Fetch, Pull
+from kvtransfer.route import Route
+
+FETCH_BYTES = 4 * 2**20
+MAX_FETCHES = 4
+"""Window per source: 16 MiB under way, enough for 10 Gbit/s at 10 ms, little enough to forget about."""
+MAX_QUEUED = 1000
+
+
+class SourceChannel:
+    """Pulls from one source share its window, the oldest first. Belongs to the transfer thread.
+
+    Mutable: pulls (oldest first), fetches under way by number, releases that wait for the connection, used_s.
+    """
+
+    def __init__(self, context: "zmq.Context[Any]", me: PeerId, source: KVSource, route: Route) -> None:
+        """Raises: ConfigError when the source's address is not one."""
+        self.source = source
+        self.route = route
+        self.connection = Connection(context, zmq.DEALER, source.data_address, MAX_QUEUED)
+        self.pulls: dict[SequenceKey, Pull] = {}
+        self.fetches: dict[int, Fetch] = {}
+        self.used_s = time.monotonic()
+        self._me = me
+        self._releases: deque[SequenceKey] = deque()
+        self._fetch_blocks = max(1, FETCH_BYTES // source.layout.block_bytes)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.pulls and not self._releases
+
+    def release(self, key: SequenceKey) -> None:
+        self._releases.append(key)
+
+    def forget(self, pull: Pull) -> None:
+        """From now on answers for this pull are stale."""
+        del self.pulls[pull.key]
+        for number in [number for number, fetch in self.fetches.items() if fetch.pull is pull]:
+            del self.fetches[number]
+
+    def is_waiting(self, pull: Pull) -> bool:
+        """Whether a pull makes no progress because older ones have the whole window."""
+        return self.connection.is_up and all(fetch.pull is not pull for fetch in self.fetches.values())
+
+    def flush(self, numbers: Iterator[int]) -> None:
+        """Send what the connection and the window allow."""
+        if not self.connection.is_up:
+            return
+        while self._releases and self._send(0, _release(self._releases[0])):
+            self._releases.popleft()
+        for pull in self.pulls.values():
+            while pull.wants_more and len(self.fetches) < MAX_FETCHES:
+                fetch = pull.next_fetch(next(numbers), self._fetch_blocks)
+                self.fetches[fetch.number] = fetch
+                if not self._send(fetch.number, self._fetch_message(fetch)):
+                    return  # the connection has just broken; its monitor will say so
+
+    def close(self) -> None:
+        self.connection.close()
+        self.route.close()
+
+    def _fetch_message(self, fetch: Fetch) -> KVFetch:
+        request_id, attempt = fetch.pull.key
+        return KVFetch(
+            request_id=request_id, attempt=attempt, block_ids=fetch.block_ids, with_data=self.route.with_data
+        )
+
+    def _send(self, number: int, message: Message) -> bool:
+        """number: of the fetch; the source repeats it in its answers."""
+        self.used_s = time.monotonic()
+        try:
+            self.connection.socket.send_multipart(
+                encode(Envelope(self._me, self.source.peer, number, message)), zmq.NOBLOCK
+            )
+        except zmq.Again:
+            return False
+        return True
+
+
+def _release(key: SequenceKey) -> KVRelease:
+    return KVRelease(request_id=key.request_id, attempt=key.attempt)

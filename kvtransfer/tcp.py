@@ -1,0 +1,22 @@
+"""KV blocks as frames on the data channel: the source sends them straight out of its cache, uncopied."""
+
+from collections.abc import Sequence
+
+from common.errors import TransferError
+from common.wire import Buffer, KVBlocks
+
+
+class TcpRoute:
+    """Takes blocks from the frames that travel behind a `KVBlocks`, over TCP or a Unix socket."""
+
+    name = "tcp"
+    with_data = True
+
+    def blocks(self, message: KVBlocks, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
+        """Raises: TransferError when there is not one frame a block."""
+        if len(buffers) != len(message.block_ids):
+            raise TransferError(f"{len(message.block_ids)} blocks come in as many frames, got {len(buffers)}")
+        return buffers
+
+    def close(self) -> None:
+        """Nothing is held."""

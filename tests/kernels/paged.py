@@ -1,0 +1,97 @@
+"""Paged batches with poison in every slot that nobody may read, and attention in fp64 to compare with."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}
+"""Largest difference allowed from fp64, for values of order 1.
+
+float32: sums of up to some hundred terms, 2**-24 each, with room for another order of adding.
+bfloat16: inputs are exact and sums fp32; only the output is rounded, by at most 2**-8 of values up to 2.5.
+"""
+
+
+@dataclass
+class PagedBatch:
+    """Keys and values per sequence as they were written, and the cache they went to, in random block order."""
+
+    q: Tensor
+    keys: list[Tensor]
+    values: list[Tensor]
+    kv_cache: Tensor
+    block_tables: Tensor
+    cu_seqlens_q: Tensor
+    context_lens: Tensor
+    scale: float
+
+    @property
+    def max_seqlen_q(self) -> int:
+        return int(self.cu_seqlens_q.diff().max())
+
+    def expected(self) -> Tensor:
+        """Causal attention of every query, dense and in fp64."""
+        starts = self.cu_seqlens_q.tolist()
+        outs = [
+            dense_attention(self.q[start:end], k, v, self.scale)
+            for start, end, k, v in zip(starts[:-1], starts[1:], self.keys, self.values, strict=True)
+        ]
+        return torch.cat(outs)
+
+
+def dense_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """q: [num_queries, num_heads, head_dim], the last of k, v: [context_len, num_kv_heads, head_dim]."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.double().repeat_interleave(group, dim=1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
+    is_hidden = torch.ones(scores.shape[1:], dtype=torch.bool).triu(len(k) - len(q) + 1)
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(is_hidden, float("-inf")).softmax(-1), v)
+
+
+def make_paged_batch(
+    query_lens: list[int],
+    context_lens: list[int],
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    block_size: int = 16,
+    seed: int = 0,
+) -> PagedBatch:
+    """A random batch in one layer of a strided cache. Free slots, free blocks and other layers hold NaN."""
+    random = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=random).to(dtype)
+
+    num_blocks = [-(-length // block_size) for length in context_lens]
+    whole = torch.full((sum(num_blocks) + 3, 3, 2, num_kv_heads, block_size, head_dim), float("nan"), dtype=dtype)
+    kv_cache = whole[:, 1]
+    # What follows a table's last block is no block at all.
+    block_tables = torch.full((len(context_lens), max(num_blocks) + 2), 2**30, dtype=torch.int32)
+    free = torch.randperm(len(whole), generator=random).int().split([*num_blocks, 3])
+    keys = [normal(length, num_kv_heads, head_dim) for length in context_lens]
+    values = [normal(length, num_kv_heads, head_dim) for length in context_lens]
+    for table, block_ids, k, v in zip(block_tables, free, keys, values, strict=False):
+        table[: len(block_ids)] = block_ids
+        write_unrotated(k, v, kv_cache, block_ids)
+    return PagedBatch(
+        q=normal(sum(query_lens), num_heads, head_dim),
+        keys=keys,
+        values=values,
+        kv_cache=kv_cache,
+        block_tables=block_tables,
+        cu_seqlens_q=torch.tensor([0, *query_lens]).cumsum(0).int(),
+        context_lens=torch.tensor(context_lens, dtype=torch.int32),
+        scale=head_dim**-0.5,
+    )
+
+
+def write_unrotated(k: Tensor, v: Tensor, kv_cache: Tensor, block_ids: Tensor) -> None:
+    """Write a whole sequence, token by token, with nothing but indices."""
+    block_size = kv_cache.shape[3]
+    for position in range(len(k)):
+        block_id, offset = int(block_ids[position // block_size]), position % block_size
+        kv_cache[block_id, 0, :, offset] = k[position]
+        kv_cache[block_id, 1, :, offset] = v[position]

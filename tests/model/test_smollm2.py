@@ -1,0 +1,99 @@
+"""The built-in model: our reading of its GGUF file, and our computation, against transformers' own."""
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from common.engine.model_config import read_model_config
+from common.engine.runner import ModelRunner
+from common.engine.weights import open_weights
+from common.model_files import find_model
+from tests.model import harness
+
+NUM_TOKENS = 32
+PROMPTS = {
+    "The sea was calm that morning, and the": [504, 3426, 436, 9071, 338, 5738, 28, 284, 260],
+    "def fibonacci(n):\n": [1604, 3987, 46477, 24, 94, 727, 198],
+    "Water boils at": [12615, 36411, 418],
+}
+# "What is the capital of France?" in the model's chat template, with its default system prompt.
+CAPITAL_OF_FRANCE = (
+    [1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407, 19712, 8182, 2, 198]
+    + [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198]
+    + [1, 520, 9531, 198]
+)
+PARIS = 7042
+CONFIG = {
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0},
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.fixture(scope="module")
+def reference_tensors() -> Mapping[str, Tensor]:
+    """As transformers reads and names them."""
+    with torch.device("meta"):
+        names = LlamaForCausalLM(LlamaConfig(**CONFIG))
+    return load_gguf_checkpoint(str(find_model("").path), return_tensors=True, model_to_load=names)["tensors"]
+
+
+@pytest.fixture(scope="module")
+def reference(reference_tensors: Mapping[str, Tensor]) -> LlamaForCausalLM:
+    config = LlamaConfig(**CONFIG)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    model.load_state_dict(reference_tensors, strict=False, assign=True)
+    model.tie_weights()
+    # Its frequencies are no weights, so they are still on the meta device.
+    model.model.rotary_emb = LlamaRotaryEmbedding(config)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def runner() -> ModelRunner:
+    return harness.load("")
+
+
+def test_every_tensor_equals_the_one_that_transformers_reads(reference_tensors: Mapping[str, Tensor]) -> None:
+    files = find_model("")
+    weights = open_weights(files, read_model_config(files), torch.float32, lambda fraction: None)
+    for name, expected in reference_tensors.items():
+        assert torch.equal(weights.take(name, *expected.shape), expected), name
+    weights.finish()
+
+
+def test_greedy_equals_transformers(reference: LlamaForCausalLM, runner: ModelRunner) -> None:
+    expected = [
+        reference.generate(torch.tensor([prompt]), max_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None)[
+            0, len(prompt) :
+        ].tolist()
+        for prompt in PROMPTS.values()
+    ]
+    assert harness.greedy(runner, list(PROMPTS.values()), NUM_TOKENS) == expected
+
+
+def test_chunks_do_not_change_the_output(runner: ModelRunner) -> None:
+    prompt = [token for prompt in PROMPTS.values() for token in prompt] * 4
+    assert harness.greedy(runner, [prompt], 8, chunk=13) == harness.greedy(runner, [prompt], 8)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_capital_of_france_is_paris_in_half_precision(dtype: str) -> None:
+    assert PARIS in harness.greedy(harness.load("", dtype=dtype), [CAPITAL_OF_FRANCE], 10)[0]
+
+
+def test_the_capital_of_france_is_paris(runner: ModelRunner) -> None:
+    assert PARIS in harness.greedy(runner, [CAPITAL_OF_FRANCE], 10)[0]
