@@ -171,11 +171,7 @@ class KVPuller:
         route = choose_route(self._mode, source)
         if source.shm_name and route.with_data and self._mode != "tcp":
             self._counters.add("kv_shm_unavailable")
-        try:
-            channel = SourceChannel(self._context, self._peer, source, route)
-        except BatonError:
-            route.close()
-            raise
+        channel = SourceChannel(self._context, self._peer, source, route)
         self._channels[name] = channel
         self._poller.register(channel.connection.socket, zmq.POLLIN)
         self._poller.register(channel.connection.monitor, zmq.POLLIN)
@@ -250,7 +246,8 @@ class KVPuller:
         pulls = list(channel.pulls.values())
         for pull in pulls:
             self._finish(channel, pull, reason)
-        channel.close()
+        self._counters.add("kv_releases_unsent", channel.num_unsent_releases)
+        channel.connection.close()
 
     def _expire(self, now: float) -> None:
         for channel in list(self._channels.values()):

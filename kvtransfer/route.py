@@ -34,8 +34,6 @@ class Route(Protocol):
         """
         ...
 
-    def close(self) -> None: ...
-
 
 def choose_route(mode: Mode, source: KVSource) -> Route:
     """Shared memory where the source's very segment can be opened here, else frames.

@@ -31,7 +31,7 @@ class SharedSegment:
     """A cache's memory that other processes on this machine can read. Its creator owns it.
 
     name, nonce:  what a `KVSource` says about it
-    memory:       the cache, zeroed; every view of it must be gone before `close` can unmap it
+    memory:       the cache, zeroed; it stays valid for as long as anybody has a view of it
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -42,19 +42,17 @@ class SharedSegment:
         try:
             # Reserves the pages: without it a full tmpfs kills the process at some later write (SIGBUS).
             os.posix_fallocate(self._file, 0, HEADER_BYTES + num_bytes)
-            self._map = mmap.mmap(self._file, HEADER_BYTES + num_bytes)
+            mapped = mmap.mmap(self._file, HEADER_BYTES + num_bytes)
         except (OSError, ValueError, OverflowError) as error:
             self._path.unlink()
             os.close(self._file)
             raise ConfigError(f"{DIRECTORY} cannot hold a KV cache of {num_bytes} bytes: {error}") from error
-        _HEADER.pack_into(self._map, 0, _MAGIC, _VERSION, self.nonce.encode(), num_bytes)
-        self.memory = memoryview(self._map)[HEADER_BYTES:]
+        _HEADER.pack_into(mapped, 0, _MAGIC, _VERSION, self.nonce.encode(), num_bytes)
+        self.memory = memoryview(mapped)[HEADER_BYTES:]
 
     def close(self) -> None:
-        """Remove the segment. Receivers that mapped it keep what they mapped."""
+        """Remove the segment. Whoever mapped it keeps what they mapped. Call it once."""
         self._path.unlink(missing_ok=True)
-        self.memory.release()
-        self._map.close()
         os.close(self._file)
 
 
@@ -118,14 +116,13 @@ class ShmRoute:
         try:
             if os.fstat(file).st_size < HEADER_BYTES + num_bytes:
                 raise TransferError(f"shared memory of {source.peer} is smaller than its {num_bytes} bytes of cache")
-            self._map = mmap.mmap(file, HEADER_BYTES + num_bytes, prot=mmap.PROT_READ)
+            mapped = mmap.mmap(file, HEADER_BYTES + num_bytes, prot=mmap.PROT_READ)
         finally:
             os.close(file)
         wanted = (_MAGIC, _VERSION, source.shm_nonce.encode(), num_bytes)
-        if _HEADER.unpack_from(self._map) != wanted:
-            self._map.close()
+        if _HEADER.unpack_from(mapped) != wanted:
             raise TransferError(f"shared memory named {source.shm_name} here is not the one of {source.peer}")
-        self._memory = memoryview(self._map)[HEADER_BYTES:]
+        self._memory = memoryview(mapped)[HEADER_BYTES:]
 
     def blocks(self, message: KVBlocks, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
         """A view of each block of a granted run, none of it copied."""
@@ -133,7 +130,3 @@ class ShmRoute:
             raise TransferError(f"a grant comes without data, got {len(buffers)} frames")
         size = self._block_bytes
         return [self._memory[block_id * size : (block_id + 1) * size] for block_id in message.block_ids]
-
-    def close(self) -> None:
-        self._memory.release()
-        self._map.close()

@@ -41,6 +41,10 @@ class SourceChannel:
     def is_idle(self) -> bool:
         return not self.pulls and not self._releases
 
+    @property
+    def num_unsent_releases(self) -> int:
+        return len(self._releases)
+
     def release(self, key: SequenceKey) -> None:
         self._releases.append(key)
 
@@ -66,10 +70,6 @@ class SourceChannel:
                 self.fetches[fetch.number] = fetch
                 if not self._send(fetch.number, self._fetch_message(fetch)):
                     return  # the connection has just broken; its monitor will say so
-
-    def close(self) -> None:
-        self.connection.close()
-        self.route.close()
 
     def _fetch_message(self, fetch: Fetch) -> KVFetch:
         request_id, attempt = fetch.pull.key

