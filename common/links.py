@@ -78,7 +78,11 @@ class Links:
         self._links: dict[str, OutgoingLink] = {}
         self._poller = zmq.Poller()
         self._next_status_s = time.monotonic()
+        self._close_by_s = 0.0
         self._thread = threading.Thread(target=self._run, name=f"links {me}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to send and deliver. Until then the inbox is bound, and whoever finds it waits."""
         self._thread.start()
 
     @property
@@ -111,9 +115,13 @@ class Links:
         """Totals since start, for /metrics. Any thread."""
         return self._counters.totals()
 
-    def close(self) -> None:
-        """Stop the I/O thread and drop what was not sent yet. After it nothing is delivered. Idempotent."""
+    def close(self, flush_s: float = 0.0) -> None:
+        """Stop the I/O thread, after at most flush_s seconds in which it sends what waits; the rest is dropped.
+
+        After it nothing is delivered. Idempotent; only after `start`.
+        """
         assert threading.current_thread() is not self._thread, "close would wait for itself"
+        self._close_by_s = time.monotonic() + flush_s
         self._is_closing = True
         self._wakeup.set()
         self._thread.join()
@@ -128,7 +136,7 @@ class Links:
         self._poller.register(self._wakeup.fileno, zmq.POLLIN)
         self._poller.register(self._inbox, zmq.POLLIN)
         try:
-            while not self._is_closing:
+            while not self._may_close():
                 self._turn()
         finally:
             for link in self._links.values():
@@ -137,8 +145,15 @@ class Links:
             self._context.term()
             self._wakeup.close()
 
+    def _may_close(self) -> bool:
+        if not self._is_closing:
+            return False
+        is_unsent = any(link.peer and link.peer.outbox for link in self._links.values())
+        return not is_unsent or time.monotonic() >= self._close_by_s
+
     def _turn(self) -> None:
-        timeout_s = max(0.0, self._next_status_s - time.monotonic())
+        next_s = min(self._next_status_s, self._close_by_s) if self._is_closing else self._next_status_s
+        timeout_s = max(0.0, next_s - time.monotonic())
         ready = dict(self._poller.poll(math.ceil(timeout_s * 1000)))
         if self._wakeup.fileno in ready:
             self._wakeup.clear()

@@ -90,7 +90,7 @@ class GatewayEngine:
         self._requests = requests
         self._model_limit = model_limit
         self._send = send
-        self._address = address
+        self.address = address
         self._ids = itertools.count()
         self._generations: dict[RequestId, EngineGeneration] = {}
         self._arrived: deque[LinkEvent] = deque()
@@ -152,14 +152,12 @@ class GatewayEngine:
     def status_for(self, peer: PeerId | None) -> GatewayStatus:
         """What to tell a worker. Any thread."""
         known = self._statuses.get(peer) if peer else None
-        return known or GatewayStatus(name=self._peer, address=self._address, leases=())
+        return known or GatewayStatus(name=self._peer, address=self.address, leases=())
 
     def _tick(self) -> None:
         self._handle(Tick())
         self._statuses = {
-            worker.peer: GatewayStatus(
-                name=self._peer, address=self._address, leases=self._requests.leases(worker.peer)
-            )
+            worker.peer: GatewayStatus(name=self._peer, address=self.address, leases=self._requests.leases(worker.peer))
             for worker in self._requests.fleet.all()
         }
         self._loop.call_later(TICK_S, self._tick)

@@ -115,10 +115,14 @@ def run_until_stopped(
     """Join the gateways and serve until SIGTERM or SIGINT, then drain. A second signal leaves at once."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: inbox.put(Stop()))
+    links.start()
     for address in gateways:
         links.connect(address)
     if channel:
         channel.ready()
     logger.info("ready at %s", links.address)
-    loop.run()
+    try:
+        loop.run()
+    finally:
+        links.close(flush_s=0.5)
     logger.info("stopped")

@@ -31,6 +31,7 @@ class Node:
         self._changed = threading.Condition()
         self._is_built = threading.Event()
         self.links = Links(self.id, bind_to, None, self._make_status, self._deliver)
+        self.links.start()
         self.address = self.links.address
         self._is_built.set()
 

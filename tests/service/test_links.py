@@ -308,6 +308,7 @@ def test_a_wildcard_host_is_replaced_by_one_that_others_can_reach() -> None:
 
     for advertise_host, wanted in [("example.test", "tcp://example.test:"), (None, "tcp://")]:
         links = Links(PeerId("a#1"), "tcp://0.0.0.0:*", advertise_host, make_status, lambda event: None)
+        links.start()
         links.close()
         assert links.address.startswith(wanted)
         assert "0.0.0.0" not in links.address

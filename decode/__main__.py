@@ -1,0 +1,45 @@
+"""`baton decode`: one decode worker process."""
+
+from queue import SimpleQueue
+
+from common.config import DecodeCommand
+from common.engine.block_manager import BlockManager
+from common.engine.worker import WorkerIdentity
+from common.engine.worker_loop import Stop, WorkerLoop
+from common.engine.worker_main import load_engine, run_until_stopped
+from common.links import Links
+from common.log import set_up_logging
+from common.service import LinkEvent
+from common.supervisor.channel import SupervisorChannel
+from common.wire import Role
+from decode.scheduler import DecodeScheduler
+from decode.service import DecodeService
+from kvtransfer.puller import KVPuller
+from kvtransfer.transport import PullFinished, ReceiverEffect
+
+
+def run(command: DecodeCommand, channel: SupervisorChannel | None) -> int:
+    """Serve until stopped; return the exit code. Raises: ConfigError, ModelError when it cannot start."""
+    options = command.worker
+    set_up_logging(options.name or "decode", command.log.log_level, command.log.log_format)
+    engine = load_engine(Role.DECODE, command.model, options, channel, lambda _: None)
+    inbox: SimpleQueue[LinkEvent | PullFinished | Stop] = SimpleQueue()
+    puller = KVPuller(
+        *(engine.peer, engine.cache.memory, engine.layout, inbox.put),
+        *(options.kv_transport, command.decode.pull_timeout),
+    )
+    links = Links(engine.peer, options.bind, options.advertise_host, lambda _: loop.current_status(), inbox.put)
+    blocks = BlockManager(engine.num_blocks, engine.layout.block_size)
+    identity = WorkerIdentity(engine.name, links.address, engine.layout, engine.num_blocks)
+    loop: WorkerLoop[PullFinished, ReceiverEffect] = WorkerLoop(
+        DecodeService(identity, blocks, DecodeScheduler(blocks, max_num_seqs=command.decode.max_num_seqs)),
+        engine.runner,
+        inbox=inbox,
+        send=links.send,
+        apply_transfer=puller.apply,
+        extra_counters=lambda: {**links.counters(), **puller.counters()},
+        drain_timeout_s=options.drain_timeout,
+    )
+    run_until_stopped(loop, links, inbox, options.gateway, channel)
+    puller.close()
+    return 0

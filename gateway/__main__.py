@@ -1,0 +1,132 @@
+"""`baton gateway`: the HTTP front as a process."""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from importlib.metadata import PackageNotFoundError, version
+
+import uvicorn
+import uvloop
+
+from common.config import GatewayCommand
+from common.errors import ConfigError
+from common.links import Links
+from common.log import set_up_logging
+from common.metrics import GatewayMetrics
+from common.model_files import ModelFiles, find_model
+from common.supervisor.channel import SupervisorChannel
+from gateway.api import Api, Limits
+from gateway.app import create_app
+from gateway.engine import GatewayEngine, new_peer_id
+from gateway.fleet import Fleet
+from gateway.life import LifePolicy
+from gateway.requests import Requests
+from gateway.served_model import load_served_model
+
+logger = logging.getLogger(__name__)
+
+SHUTDOWN_S = 3
+"""Streams that are under way when the gateway is told to stop get so long to end."""
+
+
+def run(command: GatewayCommand, channel: SupervisorChannel | None) -> int:
+    """Serve until stopped; return the exit code. Raises: ConfigError, ModelError when it cannot start."""
+    set_up_logging(command.gateway.name or "gateway", command.log.log_level, command.log.log_format)
+    files = find_model(command.model.model)
+    listener = _listen(command.http.host, command.http.port)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(command, channel, files, listener))
+    return 0
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Raises: ConfigError when the address is taken or is none of ours."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"--host and --port: cannot listen on {host}:{port}: {error.strerror or error}") from error
+    return listener
+
+
+async def _serve(
+    command: GatewayCommand, channel: SupervisorChannel | None, files: ModelFiles, listener: socket.socket
+) -> None:
+    model = load_served_model(files, command.model.served_model_name, int(time.time()))
+    options, http = command.gateway, command.http
+    peer = new_peer_id(options.name or f"gateway-{socket.gethostname()}-{os.getpid()}")
+    links = Links(
+        peer,
+        options.bind,
+        options.advertise_host,
+        lambda worker: engine.status_for(worker),
+        lambda event: engine.deliver(event),
+    )
+    engine = GatewayEngine(
+        peer,
+        Requests(Fleet(files.model_hash, _log_refused), _policy(command)),
+        command.model.max_model_len or files.max_position_embeddings,
+        send=links.send,
+        address=links.address,
+    )
+    links.start()
+    limits = Limits(max_body_bytes=http.max_body_bytes, client_timeout_s=http.client_timeout)
+    metrics = GatewayMetrics(model.name, engine.workers)
+    app = create_app(
+        Api(backend=engine, model=model, limits=limits, metrics=metrics),
+        version=_version(),
+        api_keys=http.api_key,
+        allowed_origins=http.allowed_origins,
+    )
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=SHUTDOWN_S
+    )
+    tasks = [asyncio.create_task(_report(engine, listener, channel))]
+    try:
+        await uvicorn.Server(config).serve(sockets=[listener])
+    finally:
+        for task in tasks:
+            task.cancel()
+        links.close(flush_s=0.5)
+
+
+def _policy(command: GatewayCommand) -> LifePolicy:
+    options = command.gateway
+    return LifePolicy(
+        max_concurrent_requests=options.max_concurrent_requests,
+        request_timeout_s=options.request_timeout,
+        no_worker_timeout_s=options.no_worker_timeout,
+        resume_timeout_s=options.resume_timeout,
+        max_attempts=options.max_attempts,
+    )
+
+
+def _log_refused(name: str, reason: str) -> None:
+    logger.warning("worker %s is refused: %s", name, reason)
+
+
+async def _report(engine: GatewayEngine, listener: socket.socket, channel: SupervisorChannel | None) -> None:
+    """Tell the operator and the supervisor how far the start has come."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    url = f"http://{host}:{port}"
+    logger.info("listening at %s, workers join at %s", url, engine.address)
+    if channel:
+        channel.listening(url)
+        channel.ready()
+    await engine.wait_for_pools()
+    logger.info("every pool has a live worker")
+    if channel:
+        channel.pools_live()
+
+
+def _version() -> str:
+    try:
+        return version("baton")
+    except PackageNotFoundError:
+        return "0"
