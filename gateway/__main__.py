@@ -12,11 +12,13 @@ import uvloop
 
 from common.config import GatewayCommand
 from common.errors import ConfigError
+from common.ids import PeerId
 from common.links import Links
 from common.log import set_up_logging
 from common.metrics import GatewayMetrics
 from common.model_files import ModelFiles, find_model
 from common.supervisor.channel import SupervisorChannel
+from common.wire import GatewayStatus
 from gateway.api import Api, Limits
 from gateway.app import create_app
 from gateway.engine import GatewayEngine, new_peer_id
@@ -60,13 +62,11 @@ async def _serve(
     model = load_served_model(files, command.model.served_model_name, int(time.time()))
     options, http = command.gateway, command.http
     peer = new_peer_id(options.name or f"gateway-{socket.gethostname()}-{os.getpid()}")
-    links = Links(
-        peer,
-        options.bind,
-        options.advertise_host,
-        lambda worker: engine.status_for(worker),
-        lambda event: engine.deliver(event),
-    )
+
+    def status_for(worker: PeerId | None) -> GatewayStatus:
+        return engine.status_for(worker)
+
+    links = Links(peer, options.bind, options.advertise_host, status_for, lambda event: engine.deliver(event))
     engine = GatewayEngine(
         peer,
         Requests(Fleet(files.model_hash, _log_refused), _policy(command)),

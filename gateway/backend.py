@@ -48,7 +48,7 @@ class Backend(Protocol):
         """Generations under way."""
         ...
 
-    def submit(self, prompts: Sequence[tuple[Sequence[int], SamplingParams]]) -> list[Generation]:
+    def submit(self, prompts: Sequence[tuple[Sequence[int], SamplingParams]]) -> Sequence[Generation]:
         """Start one generation per (prompt_token_ids, params): all or none.
 
         Raises: RequestError 429 when that would exceed --max-concurrent-requests.

@@ -27,7 +27,7 @@ from kvtransfer.pull import Pull
 from kvtransfer.route import Mode, choose_route
 from kvtransfer.source_channel import SourceChannel
 from kvtransfer.transfer_counters import receiver_counters
-from kvtransfer.transport import AbortPull, PullFinished, ReceiverEffect, SendRelease, StartPull, TransferEvent
+from kvtransfer.transport import AbortPull, PullFinished, ReceiverEffect, SendRelease, StartPull
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class KVPuller:
         peer: PeerId,
         memory: memoryview,
         layout: KVLayout,
-        deliver: Callable[[TransferEvent], None],
+        deliver: Callable[[PullFinished], None],
         mode: Mode = "auto",
         pull_timeout_s: float = 10.0,
         idle_s: float = IDLE_S,

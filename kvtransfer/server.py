@@ -20,7 +20,7 @@ from common.link_socket import Wakeup, bind, set_options
 from common.wire import MAX_HEADER_BYTES, Envelope, KVBlocks, KVFetch, KVRelease, KVSource, decode, encode
 from kvtransfer.shm import SharedSegment
 from kvtransfer.transfer_counters import sender_counters
-from kvtransfer.transport import KVReleased, Publish, SenderEffect, TransferEvent, Withdraw
+from kvtransfer.transport import KVReleased, Publish, SenderEffect, Withdraw
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class KVServer:
         peer: PeerId,
         memory: memoryview,
         layout: KVLayout,
-        deliver: Callable[[TransferEvent], None],
+        deliver: Callable[[KVReleased], None],
         bind_to: str,
         advertise_host: str | None = None,
         segment: SharedSegment | None = None,

@@ -77,9 +77,9 @@ def test_every_tensor_equals_the_one_that_transformers_reads(reference_tensors: 
 
 def test_greedy_equals_transformers(reference: LlamaForCausalLM, runner: ModelRunner) -> None:
     expected = [
-        reference.generate(torch.tensor([prompt]), max_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None)[
-            0, len(prompt) :
-        ].tolist()
+        reference.generate(  # pyright: ignore[reportAttributeAccessIssue]
+            torch.tensor([prompt]), max_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None
+        )[0, len(prompt) :].tolist()
         for prompt in PROMPTS.values()
     ]
     assert harness.greedy(runner, list(PROMPTS.values()), NUM_TOKENS) == expected

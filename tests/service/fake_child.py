@@ -36,9 +36,9 @@ def run(behaviour: str, file: Path, channel: SupervisorChannel) -> None:
         case "gateway-that-dies-once":
             file.open("a").write(f"{[arg for arg in sys.argv if arg.startswith('--port')]}\n")
             channel.listening("http://127.0.0.1:4711")
-            channel.pools_live()
             if len(file.read_text().splitlines()) == 1:
                 sys.exit(1)
+            channel.pools_live()
         case "worker":
             channel.progress("loading weights", 0.5)
             channel.ready()

@@ -1,0 +1,201 @@
+"""The wire: every message survives a round trip, and nothing else gets through or does harm."""
+
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.errors import WireError
+from common.ids import PeerId, RequestId
+from common.wire import (
+    MAX_HEADER_BYTES,
+    WIRE_VERSION,
+    Cancel,
+    Control,
+    Data,
+    Envelope,
+    KVBlocks,
+    Message,
+    PrefillDone,
+    Seconds,
+    Status,
+    decode,
+    encode,
+)
+
+MESSAGE_TYPES: list[type[Message]] = [*get_args(Status), *get_args(Control), *get_args(Data)]
+JSONISH = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+def values_of(annotation: Any) -> st.SearchStrategy[Any]:
+    """Valid values of a field's type."""
+    if annotation == Seconds:
+        return st.floats(0, 1e9)
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return st.integers(0, 2**63 - 1)
+    if origin in (Union, UnionType):
+        return st.one_of(*map(values_of, arguments))
+    if origin is dict:
+        return st.dictionaries(values_of(arguments[0]), values_of(arguments[1]), max_size=3)
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return st.lists(values_of(arguments[0]), max_size=4).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(values_of, arguments))
+    if is_dataclass(annotation) and isinstance(annotation, type):
+        hints = get_type_hints(annotation, include_extras=True)
+        return st.builds(annotation, **{field.name: values_of(hints[field.name]) for field in fields(annotation)})
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return st.sampled_from(annotation)
+    plain: dict[Any, st.SearchStrategy[Any]] = {
+        str: st.text(max_size=8),
+        int: st.integers(0, 2**63 - 1),
+        float: st.floats(allow_nan=False),
+        bool: st.booleans(),
+        NoneType: st.none(),
+    }
+    return plain[getattr(annotation, "__supertype__", annotation)]
+
+
+messages = st.one_of(*map(values_of, MESSAGE_TYPES))
+envelopes = st.builds(
+    Envelope,
+    sender=st.text(max_size=8).map(PeerId),
+    to=st.text(max_size=8).map(PeerId),
+    seq=st.integers(0, 2**63 - 1),
+    message=messages,
+)
+
+
+def header_of(envelope: Envelope) -> list[Any]:
+    return msgpack.unpackb(encode(envelope)[0])
+
+
+@given(envelopes)
+@settings(max_examples=300)
+def test_every_message_survives_a_round_trip(envelope: Envelope) -> None:
+    assert decode(encode(envelope)) == replace(envelope, buffers=decode(encode(envelope)).buffers)
+    assert not decode(encode(envelope)).buffers
+
+
+def test_every_message_is_covered_by_these_tests() -> None:
+    assert len(MESSAGE_TYPES) == len(set(MESSAGE_TYPES)) >= 12
+
+
+def test_buffers_travel_uncopied_behind_kv_blocks_only() -> None:
+    memory = memoryview(bytearray(b"abcdef"))
+    blocks = KVBlocks(request_id=RequestId("r"), attempt=0, refusal="", first=0, block_ids=())
+    frames = encode(Envelope(PeerId("a#1"), PeerId("b#1"), 0, blocks, [memory[:3], memory[3:]]))
+    memory[0] = ord("x")
+    assert [bytes(buffer) for buffer in decode(frames).buffers] == [b"xbc", b"def"]
+    cancel = Cancel(request_id=RequestId("r"), attempt=0)
+    with pytest.raises(WireError, match="Cancel: has no buffers, got 1"):
+        decode(encode(Envelope(PeerId("a#1"), PeerId("b#1"), 1, cancel, [b"x"])))
+
+
+@given(st.lists(st.binary(max_size=80), max_size=3))
+@settings(max_examples=500)
+def test_random_bytes_are_wire_errors(frames: list[bytes]) -> None:
+    with pytest.raises(WireError):
+        decode(frames)
+
+
+@given(JSONISH)
+@settings(max_examples=300)
+def test_random_messagepack_is_a_wire_error(header: Any) -> None:
+    with pytest.raises(WireError):
+        decode([msgpack.packb(header)])
+
+
+@given(envelopes, st.data())
+@settings(max_examples=300)
+def test_a_flipped_or_cut_header_is_a_wire_error_or_a_valid_message(envelope: Envelope, data: st.DataObject) -> None:
+    header = bytearray(encode(envelope)[0])
+    position = data.draw(st.integers(0, len(header) - 1))
+    if data.draw(st.booleans()):
+        header[position] ^= 1 << data.draw(st.integers(0, 7))
+    else:
+        del header[position:]
+    check_refused_or_valid(bytes(header))
+
+
+@given(envelopes, JSONISH, st.data())
+@settings(max_examples=300)
+def test_a_wrong_field_is_a_wire_error_or_a_valid_message(envelope: Envelope, value: Any, data: st.DataObject) -> None:
+    header = header_of(envelope)
+    place = data.draw(st.integers(0, 5))
+    if place < 5:
+        header[place] = value
+    elif header[5]:
+        header[5][data.draw(st.sampled_from(sorted(header[5])))] = value
+    check_refused_or_valid(msgpack.packb(header))
+
+
+def check_refused_or_valid(header: bytes) -> None:
+    """What is let through must be something that could have been sent."""
+    try:
+        envelope = decode([header])
+    except WireError:
+        return
+    again = decode(encode(envelope))
+    assert repr(replace(again, buffers=())) == repr(replace(envelope, buffers=()))
+
+
+@given(envelopes)
+def test_unknown_and_missing_fields_are_named(envelope: Envelope) -> None:
+    header = header_of(envelope)
+    tag = header[1]
+    header[5]["surprise"] = 1
+    with pytest.raises(WireError, match=f"{tag}: unknown field 'surprise'"):
+        decode([msgpack.packb(header)])
+    del header[5]["surprise"]
+    missing = next(iter(header[5]))
+    del header[5][missing]
+    with pytest.raises(WireError, match=f"{tag}.*{missing}"):
+        decode([msgpack.packb(header)])
+
+
+def test_another_version_is_refused() -> None:
+    header = header_of(Envelope(PeerId("a#1"), PeerId("b#1"), 1, Cancel(request_id=RequestId("r"), attempt=0)))
+    header[0] = WIRE_VERSION + 1
+    with pytest.raises(WireError, match=f"version must be {WIRE_VERSION}, got {WIRE_VERSION + 1}"):
+        decode([msgpack.packb(header)])
+
+
+def test_negative_counts_are_refused_and_the_field_is_named() -> None:
+    done = PrefillDone(
+        request_id=RequestId("r"),
+        attempt=0,
+        index=-1,
+        token_id=1,
+        num_cached_tokens=0,
+        finish_reason=None,
+        stop_token_id=None,
+        kv=None,
+    )
+    with pytest.raises(WireError, match=r"PrefillDone: .*>= 0.*index"):
+        decode(encode(Envelope(PeerId("a#1"), PeerId("b#1"), 1, done)))
+
+
+def test_a_header_over_the_limit_is_not_even_unpacked() -> None:
+    with pytest.raises(WireError, match="at most"):
+        decode([bytes(MAX_HEADER_BYTES + 1)])
+
+
+def test_deep_nesting_is_a_wire_error() -> None:
+    with pytest.raises(WireError):
+        decode([b"\x91" * 100_000])
