@@ -238,7 +238,7 @@ def test_a_connection_that_is_not_used_is_closed() -> None:
         address = source.getsockopt_string(zmq.LAST_ENDPOINT)
         rig.puller.apply(SendRelease(key(1), replace(rig.source, data_address=address)))
         assert len(source.recv_multipart()) == 2
-        assert monitor.poll(DEADLINE_S * 1000), "the connection stays"
+        assert monitor.poll(int(DEADLINE_S * 1000)), "the connection stays"
         assert rig.pull(key(2), [1])
         assert rig.wait(key(2)).error == ""
     finally:

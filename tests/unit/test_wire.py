@@ -81,6 +81,12 @@ envelopes = st.builds(
 )
 
 
+def pack(value: Any) -> bytes:
+    packed = msgpack.packb(value)
+    assert packed is not None
+    return packed
+
+
 def header_of(envelope: Envelope) -> list[Any]:
     return msgpack.unpackb(encode(envelope)[0])
 
@@ -118,7 +124,7 @@ def test_random_bytes_are_wire_errors(frames: list[bytes]) -> None:
 @settings(max_examples=300)
 def test_random_messagepack_is_a_wire_error(header: Any) -> None:
     with pytest.raises(WireError):
-        decode([msgpack.packb(header)])
+        decode([pack(header)])
 
 
 @given(envelopes, st.data())
@@ -142,7 +148,7 @@ def test_a_wrong_field_is_a_wire_error_or_a_valid_message(envelope: Envelope, va
         header[place] = value
     elif header[5]:
         header[5][data.draw(st.sampled_from(sorted(header[5])))] = value
-    check_refused_or_valid(msgpack.packb(header))
+    check_refused_or_valid(pack(header))
 
 
 def check_refused_or_valid(header: bytes) -> None:
@@ -161,19 +167,19 @@ def test_unknown_and_missing_fields_are_named(envelope: Envelope) -> None:
     tag = header[1]
     header[5]["surprise"] = 1
     with pytest.raises(WireError, match=f"{tag}: unknown field 'surprise'"):
-        decode([msgpack.packb(header)])
+        decode([pack(header)])
     del header[5]["surprise"]
     missing = next(iter(header[5]))
     del header[5][missing]
     with pytest.raises(WireError, match=f"{tag}.*{missing}"):
-        decode([msgpack.packb(header)])
+        decode([pack(header)])
 
 
 def test_another_version_is_refused() -> None:
     header = header_of(Envelope(PeerId("a#1"), PeerId("b#1"), 1, Cancel(request_id=RequestId("r"), attempt=0)))
     header[0] = WIRE_VERSION + 1
     with pytest.raises(WireError, match=f"version must be {WIRE_VERSION}, got {WIRE_VERSION + 1}"):
-        decode([msgpack.packb(header)])
+        decode([pack(header)])
 
 
 def test_negative_counts_are_refused_and_the_field_is_named() -> None:
