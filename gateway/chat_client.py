@@ -71,15 +71,16 @@ class Chat:
         """
         question = {"role": "user", "content": text}
         pieces: list[str] = []
-        with contextlib.suppress(KeyboardInterrupt):
-            for piece in self._stream([*self._messages, question]):
+        stream = self._stream([*self._messages, question])
+        with contextlib.suppress(KeyboardInterrupt), contextlib.closing(stream):
+            for piece in stream:
                 pieces.append(piece)
                 out.write(_printable(piece))
                 out.flush()
         out.write("\n")
         self._messages += [question, {"role": "assistant", "content": "".join(pieces)}]
 
-    def _stream(self, messages: list[dict[str, str]]) -> Iterator[str]:
+    def _stream(self, messages: list[dict[str, str]]) -> Generator[str]:
         body: dict[str, object] = {"model": self._model, "messages": messages, "stream": True}
         if self._options.max_tokens:
             body["max_tokens"] = self._options.max_tokens

@@ -5,15 +5,13 @@ from collections.abc import Mapping
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers import LlamaForCausalLM
 
 from common.engine.model_config import read_model_config
 from common.engine.runner import ModelRunner
 from common.engine.weights import open_weights
 from common.model_files import find_model
-from tests.model import harness
+from tests.model import harness, smollm2
 
 NUM_TOKENS = 32
 PROMPTS = {
@@ -28,38 +26,16 @@ CAPITAL_OF_FRANCE = [
     *(1, 520, 9531, 198),
 ]
 PARIS = 7042
-CONFIG = {
-    "vocab_size": 49152,
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0},
-    "tie_word_embeddings": True,
-}
 
 
 @pytest.fixture(scope="module")
 def reference_tensors() -> Mapping[str, Tensor]:
-    """As transformers reads and names them."""
-    with torch.device("meta"):
-        names = LlamaForCausalLM(LlamaConfig(**CONFIG))
-    return load_gguf_checkpoint(str(find_model("").path), return_tensors=True, model_to_load=names)["tensors"]
+    return smollm2.load_reference_tensors()
 
 
 @pytest.fixture(scope="module")
 def reference(reference_tensors: Mapping[str, Tensor]) -> LlamaForCausalLM:
-    config = LlamaConfig(**CONFIG)
-    with torch.device("meta"):
-        model = LlamaForCausalLM(config)
-    model.load_state_dict(reference_tensors, strict=False, assign=True)
-    model.tie_weights()
-    # Its frequencies are no weights, so they are still on the meta device.
-    model.model.rotary_emb = LlamaRotaryEmbedding(config)
-    return model.eval()
+    return smollm2.build_reference(reference_tensors)
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +52,7 @@ def test_every_tensor_equals_the_one_that_transformers_reads(reference_tensors: 
 
 
 def test_greedy_equals_transformers(reference: LlamaForCausalLM, runner: ModelRunner) -> None:
-    expected = [
-        reference.generate(  # pyright: ignore[reportAttributeAccessIssue]
-            torch.tensor([prompt]), max_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None
-        )[0, len(prompt) :].tolist()
-        for prompt in PROMPTS.values()
-    ]
+    expected = [smollm2.generate(reference, prompt, NUM_TOKENS) for prompt in PROMPTS.values()]
     assert harness.greedy(runner, list(PROMPTS.values()), NUM_TOKENS) == expected
 
 

@@ -1,0 +1,123 @@
+"""Greedy output of the real stack is transformers', token for token, in fp32."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from transformers import LlamaForCausalLM
+
+from common.model_files import find_model
+from gateway.chat_template import load_chat_template
+from gateway.tokenizer import load_tokenizer
+from tests.e2e.stack import Stack, ask, ask_all, completion, token_ids
+from tests.model import smollm2
+
+NUM_TOKENS = 64
+QUESTIONS = (
+    "What is the capital of France?",
+    "Write a short poem about the sea in autumn.",
+    "Explain to a child why the sky is blue.",
+    "How many legs do three spiders and two dogs have together?",
+    "Give me three ideas for a birthday present for my grandmother.",
+    "Translate into French: The train leaves at eight o'clock.",
+    "What is the difference between a virus and a bacterium?",
+    "Write a Python function that reverses a list in place.",
+    "Summarise the story of Romeo and Juliet in two sentences.",
+    "Which planets of the solar system have rings?",
+    "I cannot sleep at night. What can I do?",
+    "Compose an email that asks a colleague for the meeting notes.",
+    "What happens when water freezes?",
+    "Name five countries in South America, with their capitals.",
+    "Is 97 a prime number? Explain your answer.",
+    "Describe the taste of a lemon without the word sour.",
+    "How do I cook rice so that it does not stick?",
+    "Who wrote Don Quixote, and when?",
+    "List the steps to change a bicycle tyre.",
+    "What would you take along to a desert island? 🙂",
+)
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    running = Stack("--dtype=float32", "--kv-cache-memory=900MB", log_dir=tmp_path_factory.mktemp("logs"))
+    yield running
+    assert running.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def reference() -> LlamaForCausalLM:
+    return smollm2.build_reference(smollm2.load_reference_tensors())
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    """The questions in the model's chat template."""
+    files = find_model("")
+    tokenizer, template = load_tokenizer(files), load_chat_template(files)
+    assert template is not None
+    return [
+        tokenizer.encode(
+            template.render([{"role": "user", "content": question}], add_generation_prompt=True, variables={}),
+            add_special_tokens=False,
+        )
+        for question in QUESTIONS
+    ]
+
+
+def text_tokens(num_tokens: int) -> list[int]:
+    """Running text of exactly so many tokens: counting up, so that it never repeats itself."""
+    text = " ".join(f"Line {index} of the log says that all is well." for index in range(num_tokens // 8 + 1))
+    return load_tokenizer(find_model("")).encode(text, add_special_tokens=False)[:num_tokens]
+
+
+def test_twenty_chat_prompts_alone_and_sixteen_at_once(
+    stack: Stack, reference: LlamaForCausalLM, prompts: list[list[int]]
+) -> None:
+    expected = [smollm2.generate(reference, prompt, NUM_TOKENS) for prompt in prompts]
+    bodies = [completion(prompt, max_tokens=NUM_TOKENS) for prompt in prompts]
+    alone = [token_ids(ask(stack.url, body)) for body in bodies]
+    together = [token_ids(answer) for answer in ask_all(stack.url, bodies[:16])]
+    assert alone == expected
+    assert together == expected[:16]
+
+
+@pytest.mark.parametrize("num_tokens", [15, 16, 17, 47, 48, 49])
+def test_prompts_around_block_boundaries(stack: Stack, reference: LlamaForCausalLM, num_tokens: int) -> None:
+    prompt = text_tokens(num_tokens)
+    assert token_ids(ask(stack.url, completion(prompt, max_tokens=20))) == smollm2.generate(reference, prompt, 20)
+
+
+def test_a_prompt_of_3000_tokens_is_computed_in_chunks(stack: Stack, reference: LlamaForCausalLM) -> None:
+    prompt = text_tokens(3000)
+    steps = stack.counters("prefill-0")["steps"]
+    assert token_ids(ask(stack.url, completion(prompt, max_tokens=8))) == smollm2.generate(reference, prompt, 8)
+    stack.wait_until(lambda: stack.counters("prefill-0")["steps"] > steps + 1)
+
+
+def test_a_prompt_given_twice_is_cached_and_gives_the_same_tokens(stack: Stack) -> None:
+    body = completion(text_tokens(100)[3:], max_tokens=30)
+    first, second = ask(stack.url, body), ask(stack.url, body)
+    assert token_ids(first) == token_ids(second)
+    assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == 96
+
+
+def test_each_pool_computed_only_its_own_tokens_and_the_kv_went_through_whole(
+    tmp_path: Path, prompts: list[list[int]]
+) -> None:
+    stack = Stack("--dtype=float32", "--kv-cache-memory=500MB", log_dir=tmp_path)
+    try:
+        prompt = prompts[0]
+        answer = ask(stack.url, completion(prompt, max_tokens=10))
+        assert answer["usage"]["completion_tokens"] == 10
+        stack.wait_until(lambda: stack.counters("decode-0")["later_tokens_sampled"] == 9)
+        stack.wait_until(lambda: stack.counters("prefill-0")["first_tokens_sampled"] == 1)
+        prefill, decode = stack.counters("prefill-0"), stack.counters("decode-0")
+    finally:
+        assert stack.stop() == 0
+    assert prefill["prompt_tokens_computed"] == len(prompt)
+    assert prefill["later_tokens_sampled"] == 0
+    assert decode["prompt_tokens_computed"] == decode["first_tokens_sampled"] == 0
+    num_blocks = -(-len(prompt) // 16)
+    block_bytes = 30 * 2 * 3 * 16 * 64 * 4
+    assert decode["kv_received_bytes_shm"] + decode["kv_received_bytes_tcp"] == num_blocks * block_bytes
