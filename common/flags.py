@@ -6,25 +6,19 @@ A command is a frozen dataclass whose fields are option groups; a group is a fro
 
 import argparse
 import difflib
-import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Annotated, Literal, NewType, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from common.errors import ConfigError
+from common.flag_values import KINDS, ByteSize, show_size, to_text
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Options = TypeVar("Options", bound="DataclassInstance")
-
-ByteSize = NewType("ByteSize", int)
-"""A number of bytes; on the command line also `512MB`, `2GiB`."""
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
-_EXPONENT = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +68,7 @@ class Option:
         """What a value must look like, for error messages."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
-        noun = self.flag.wanted or _KINDS[self.kind].noun
+        noun = self.flag.wanted or KINDS[self.kind].noun
         if self.flag.unit:
             noun += f" ({self.flag.unit})"
         if self.flag.at_least is not None:
@@ -82,43 +76,6 @@ class Option:
         if self.flag.at_most is not None:
             noun += f", at most {self.flag.at_most:g}"
         return noun
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    noun: str
-    metavar: str
-    parse: Callable[[str], object]
-
-
-def _parse_float(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(text)
-    return value
-
-
-def _parse_size(text: str) -> ByteSize:
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(text)
-    number, prefix, binary = match.groups()
-    if binary and not prefix:
-        raise ValueError(text)
-    return ByteSize(int(float(number) * (1024 if binary else 1000) ** _EXPONENT[prefix.upper()]))
-
-
-def _parse_list(text: str) -> tuple[str, ...]:
-    return tuple(item for item in (part.strip() for part in text.split(",")) if item)
-
-
-_KINDS: dict[object, _Kind] = {
-    str: _Kind("text", "TEXT", str),
-    int: _Kind("a whole number", "N", int),
-    float: _Kind("a number", "X", _parse_float),
-    ByteSize: _Kind("a size such as 512MB or 2GiB", "SIZE", _parse_size),
-    tuple[str, ...]: _Kind("a comma-separated list", "A,B", _parse_list),
-}
 
 
 def options_of(command: "type[DataclassInstance]") -> list[Option]:
@@ -165,7 +122,7 @@ def _convert(option: Option, texts: Sequence[str], source: str) -> object:
     text = ",".join(texts) if option.kind == tuple[str, ...] else texts[-1]
     wrong = ConfigError(f"{source}: got {text!r}, wanted {option.wanted}")
     try:
-        value = _KINDS[option.kind].parse(text)
+        value = KINDS[option.kind].parse(text)
     except ValueError:
         raise wrong from None
     if not _is_allowed(option, value):
@@ -207,7 +164,7 @@ def _parser(command: "type[DataclassInstance]", options: Iterable[Option], prog:
             option.switch,
             dest=option.name,
             action="append",
-            metavar="|".join(option.choices) or _KINDS[option.kind].metavar,
+            metavar="|".join(option.choices) or KINDS[option.kind].metavar,
             help=describe(option).replace("%", "%%"),
         )
     return parser
@@ -221,22 +178,8 @@ def describe(option: Option) -> str:
 
 def show_default(option: Option) -> str:
     if option.kind is ByteSize and isinstance(option.default, int) and option.default:
-        return _show_size(option.default)
+        return show_size(option.default)
     return to_text(option.default) or "none"
-
-
-def _show_size(size: int) -> str:
-    for prefix, exponent in (("G", 3), ("M", 2), ("K", 1)):
-        if size % 1024**exponent == 0:
-            return f"{size // 1024**exponent}{prefix}iB"
-    return str(size)
-
-
-def to_text(value: object) -> str:
-    """A value as it would be written on the command line."""
-    if isinstance(value, tuple):
-        return ",".join(str(item) for item in value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def to_argv(command: "DataclassInstance") -> list[str]:

@@ -59,7 +59,12 @@ class OutgoingLink:
 
     @property
     def has_work(self) -> bool:
-        return self.wants_status or bool(self.peer and self.peer.outbox)
+        """Whether something is to be sent and may be.
+
+        Right after a connection broke, ZeroMQ still takes messages into the queue of the old one and loses them;
+        so nothing is handed to it before the monitor has reported the new one.
+        """
+        return self.connection.is_up and (self.wants_status or bool(self.peer and self.peer.outbox))
 
     def flush(self, make_status: MakeStatus) -> int:
         """Send what can be sent now, and return the number of control messages that were.

@@ -1,6 +1,7 @@
 """ZeroMQ sockets as Baton uses them: options, binding, and connections that say when they break."""
 
 import logging
+import math
 import socket as sockets
 import threading
 from collections.abc import Iterator
@@ -74,11 +75,11 @@ class Connection:
             else:
                 yield ConnectionChange.FAILED
 
-    def close(self) -> None:
-        """Drop what was not sent yet."""
+    def close(self, linger_s: float = 0.0) -> None:
+        """Drop what was not sent yet. With linger_s, ZeroMQ goes on sending while the context is terminated."""
         self.socket.disable_monitor()
         self.monitor.close()
-        self.socket.close(linger=0)
+        self.socket.close(linger=math.ceil(linger_s * 1000))
 
 
 _HANDSHAKE_FAILED = (

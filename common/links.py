@@ -139,8 +139,9 @@ class Links:
             while not self._may_close():
                 self._turn()
         finally:
+            linger_s = max(0.0, self._close_by_s - time.monotonic())
             for link in self._links.values():
-                link.connection.close()
+                link.connection.close(linger_s if link.connection.is_up else 0.0)
             self._inbox.close(linger=0)
             self._context.term()
             self._wakeup.close()

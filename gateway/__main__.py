@@ -118,7 +118,6 @@ async def _report(engine: GatewayEngine, listener: socket.socket, channel: Super
     logger.info("listening at %s, workers join at %s", url, engine.address)
     if channel:
         channel.listening(url)
-        channel.ready()
     await engine.wait_for_pools()
     logger.info("every pool has a live worker")
     if channel:

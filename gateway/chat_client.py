@@ -72,12 +72,15 @@ class Chat:
         question = {"role": "user", "content": text}
         pieces: list[str] = []
         stream = self._stream([*self._messages, question])
-        with contextlib.suppress(KeyboardInterrupt), contextlib.closing(stream):
-            for piece in stream:
-                pieces.append(piece)
-                out.write(_printable(piece))
-                out.flush()
-        out.write("\n")
+        try:
+            with contextlib.suppress(KeyboardInterrupt), contextlib.closing(stream):
+                for piece in stream:
+                    pieces.append(piece)
+                    out.write(_printable(piece))
+                    out.flush()
+        finally:
+            if pieces:
+                out.write("\n")
         self._messages += [question, {"role": "assistant", "content": "".join(pieces)}]
 
     def _stream(self, messages: list[dict[str, str]]) -> Generator[str]:

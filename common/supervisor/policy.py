@@ -73,7 +73,8 @@ class Child:
             return GiveUp(UNUSABLE_EXIT_CODE)
         if not self.was_ready and self.num_failures >= MAX_FAILED_STARTS:
             return GiveUp(1)
-        return Restart(min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** (self.num_failures - 1)))
+        num_doublings = min(self.num_failures - 1, 16)  # enough for the limit; no end would overflow
+        return Restart(min(MAX_DELAY_S, FIRST_DELAY_S * 2**num_doublings))
 
 
 def describe_exit(returncode: int) -> str:

@@ -45,8 +45,11 @@ def build_reference(tensors: Mapping[str, Tensor]) -> LlamaForCausalLM:
 
 def generate(model: LlamaForCausalLM, prompt: list[int], num_tokens: int) -> list[int]:
     """Greedy, past every end token."""
+    inputs = torch.tensor([prompt])
+    # Without a mask, generate takes every <|im_end|> in the prompt for padding.
+    mask = torch.ones_like(inputs)
     with torch.inference_mode():
         output = model.generate(  # pyright: ignore[reportAttributeAccessIssue]
-            torch.tensor([prompt]), max_new_tokens=num_tokens, do_sample=False, eos_token_id=None, pad_token_id=2
+            inputs, attention_mask=mask, max_new_tokens=num_tokens, do_sample=False, eos_token_id=None
         )
     return output[0, len(prompt) :].tolist()

@@ -332,6 +332,37 @@ def test_closed_links_leave_no_thread_and_no_descriptor() -> None:
     assert len(os.listdir("/proc/self/fd")) <= num_descriptors
 
 
+def test_closing_with_time_to_flush_sends_all_that_was_taken(node: Node) -> None:
+    slow = RawPeer("slow#1", max_unread=1)
+    try:
+        slow.connect(node.address)
+        slow.send_status(PeerId(""))
+        node.wait_for(lambda: node.knows(slow.id))
+        for number in range(200):  # more than the kernel's buffers take
+            assert node.links.send(slow.id, Cancel(request_id=RequestId("r" * 100_000), attempt=number))
+        closer = threading.Thread(target=node.links.close, args=(DEADLINE_S,))
+        closer.start()
+        assert [slow.receive(Cancel).seq for _ in range(200)] == list(range(1, 201))
+        closer.join()
+    finally:
+        slow.close()
+
+
+def test_closing_does_not_wait_for_a_peer_that_does_not_read(node: Node) -> None:
+    slow = RawPeer("slow#1", max_unread=1)
+    try:
+        slow.connect(node.address)
+        slow.send_status(PeerId(""))
+        node.wait_for(lambda: node.knows(slow.id))
+        while node.links.send(slow.id, Cancel(request_id=RequestId("r" * 100_000), attempt=1)):
+            assert node.links.is_alive
+        started_s = time.monotonic()
+        node.links.close(flush_s=0.1)
+        assert time.monotonic() - started_s < DEADLINE_S / 2
+    finally:
+        slow.close()
+
+
 def test_a_peer_that_left_for_good_loses_its_socket(nodes: list[Node], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("common.links.FORGET_S", 0.0)
     a, b = nodes[:] = [Node("a"), Node("b")]

@@ -1,0 +1,118 @@
+"""The arrows between folders, what policy must not know, and how long files and functions may be."""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("kernels", "common.engine", "common", "kvtransfer", "gateway", "prefill", "decode", "baton")
+"""`common.engine` before `common`: the first that matches is a module's room."""
+
+MAY_IMPORT = {
+    "kernels": {"kernels"},
+    "common": {"common"},
+    "common.engine": {"common.engine", "common", "kernels"},
+    "kvtransfer": {"kvtransfer", "common"},
+    "gateway": {"gateway", "common"},
+    "prefill": {"prefill", "kvtransfer", "common.engine", "common"},
+    "decode": {"decode", "kvtransfer", "common.engine", "common"},
+    "baton": {"common", "gateway", "prefill", "decode"},
+}
+FOREIGN_TO = {"common": {"torch", "transformers"}, "gateway": {"torch", "transformers"}}
+
+POLICY = (
+    "common.engine.block_manager",
+    "common.engine.step",
+    "common.peers",
+    "common.service",
+    "decode.scheduler",
+    "decode.service",
+    "gateway.fleet",
+    "gateway.life",
+    "gateway.requests",
+    "gateway.router",
+    "prefill.scheduler",
+    "prefill.service",
+)
+FOREIGN_TO_POLICY = {"torch", "zmq", "asyncio", "threading", "socket"}
+
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+
+
+def source_files() -> list[Path]:
+    folders = ("kernels", "common", "kvtransfer", "gateway", "prefill", "decode")
+    return [ROOT / "baton.py", *sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))]
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def room(module: str) -> str | None:
+    return next((name for name in ROOMS if module == name or module.startswith(name + ".")), None)
+
+
+def find_file(module: str) -> Path | None:
+    base = ROOT.joinpath(*module.split("."))
+    return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.exists()), None)
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    """Every module that is imported anywhere in the file; `from a import b` is `a.b` where that is a module."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module is not None, f"{path}: relative import in line {node.lineno}"
+            assert node.level == 0, f"{path}: relative import in line {node.lineno}"
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                yield submodule if room(node.module) and find_file(submodule) else node.module
+
+
+@pytest.mark.parametrize("path", source_files(), ids=module_name)
+def test_imports_go_down_only(path: Path) -> None:
+    own_room = room(module_name(path))
+    assert own_room is not None
+    for module in imported_modules(path):
+        target = room(module)
+        assert target is None or target in MAY_IMPORT[own_room], f"{path} imports {module}"
+        assert module.partition(".")[0] not in FOREIGN_TO.get(own_room, set()), f"{path} imports {module}"
+
+
+@pytest.mark.parametrize("policy", POLICY)
+def test_policy_knows_no_tensors_sockets_threads_or_loops(policy: str) -> None:
+    reached, open_modules = {policy}, [policy]
+    while open_modules:
+        module = open_modules.pop()
+        path = find_file(module)
+        assert path is not None, f"{module} does not exist"
+        for imported in imported_modules(path):
+            assert imported.partition(".")[0] not in FOREIGN_TO_POLICY, f"{policy} reaches {imported} through {module}"
+            if room(imported) and imported not in reached:
+                reached.add(imported)
+                open_modules.append(imported)
+
+
+@pytest.mark.parametrize("path", [*source_files(), *sorted((ROOT / "tests").rglob("*.py"))], ids=module_name)
+def test_files_and_functions_are_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MAX_FILE_LINES
+    functions = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    lengths = {node.name: (node.end_lineno or node.lineno) - node.lineno + 1 for node in functions}
+    assert {name: length for name, length in lengths.items() if length > MAX_FUNCTION_LINES} == {}
+
+
+def test_the_kernels_package_is_a_docstring_only() -> None:
+    """transformers looks for a package of this name and must find nothing in it that it would use."""
+    (only,) = parsed(ROOT / "kernels" / "__init__.py").body
+    assert isinstance(only, ast.Expr)
+    assert isinstance(only.value, ast.Constant)
