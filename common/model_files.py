@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 import xxhash
@@ -28,6 +28,9 @@ _QUANTISATION_SUFFIX = re.compile(r"[.-](i?q\d\w*|b?f16|f32)$", re.IGNORECASE)
 _Json = TypeVar("_Json")
 _SAMPLE_BYTES = 64 * 1024
 _NUM_SAMPLES = 16
+
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
+"""What the engine has a model for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +129,7 @@ def _open_gguf(path: Path) -> ModelFiles:
 
 def _open_folder(folder: Path, name: str) -> ModelFiles:
     config = _read_json(folder / "config.json", dict[str, Any])
+    read_architecture(config)
     sizes = _check_config(config, folder / "config.json")
     weight_files = _find_safetensors(folder)
     return ModelFiles(
@@ -139,6 +143,18 @@ def _open_folder(folder: Path, name: str) -> ModelFiles:
         max_position_embeddings=sizes.max_position_embeddings,
         eos_token_ids=_read_eos_token_ids(folder, sizes),
     )
+
+
+def read_architecture(config: Mapping[str, Any]) -> str:
+    """The model's architecture, by transformers' class name.
+
+    Raises: ModelError naming it and the supported ones.
+    """
+    names = config.get("architectures")
+    first = cast(list[object], names)[0] if isinstance(names, list) and names else None
+    if first in ARCHITECTURES:
+        return str(first)
+    raise ModelError(f"architecture must be one of {', '.join(ARCHITECTURES)}, got {first or 'none'}")
 
 
 def _find_safetensors(folder: Path) -> tuple[Path, ...]:

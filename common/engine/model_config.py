@@ -8,9 +8,7 @@ import msgspec
 
 from common.engine.rope import ROPE_TYPES, Rope
 from common.errors import ModelError
-from common.model_files import ModelFiles
-
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
+from common.model_files import ModelFiles, read_architecture
 
 _MISTRAL_WINDOW = 4096
 """transformers' default where a Mistral config does not mention the window at all."""
@@ -59,7 +57,7 @@ def read_model_config(files: ModelFiles) -> ModelConfig:
 
 
 def _read(config: Mapping[str, Any]) -> ModelConfig:
-    architecture = _read_architecture(config)
+    architecture = read_architecture(config)
     _refuse_variants(config)
     num_heads = config.get("num_attention_heads")
     # Mistral's attention and MLP have no biases, whatever its config says.
@@ -88,14 +86,6 @@ def _read(config: Mapping[str, Any]) -> ModelConfig:
             f" got {model.num_heads} and {model.num_kv_heads}"
         )
     return model
-
-
-def _read_architecture(config: Mapping[str, Any]) -> str:
-    names = _convert(config.get("architectures"), list[str], "architectures")
-    for name in names[:1]:
-        if name in ARCHITECTURES:
-            return name
-    raise ModelError(f"architecture must be one of {', '.join(ARCHITECTURES)}, got {', '.join(names) or 'none'}")
 
 
 def _refuse_variants(config: Mapping[str, Any]) -> None:

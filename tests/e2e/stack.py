@@ -1,6 +1,7 @@
 """The real stack as an operator starts it: `baton serve`, real processes, real HTTP."""
 
 import asyncio
+import json
 import os
 import queue
 import re
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,22 @@ class Stack:
             assert time.monotonic() < deadline, f"not so after {timeout_s} s"
             threading.Event().wait(0.2)
 
+    def gauge(self, name: str) -> float:
+        """The value of a metric of the gateway that has one series."""
+        text = httpx.get(f"{self.url}/metrics").text
+        (value,) = re.findall(rf"^{re.escape(name)}\{{[^}}]*\}} (\S+)$", text, re.MULTILINE)
+        return float(value)
+
+    def wait_until_at_rest(self, num_workers: int = 2) -> None:
+        """All workers are there, and none owns a block."""
+
+        def is_at_rest() -> bool:
+            text = httpx.get(f"{self.url}/metrics").text
+            owned = re.findall(r"^baton_worker_owned_blocks\{[^}]*\} (\S+)$", text, re.MULTILINE)
+            return len(owned) == num_workers and not any(map(float, owned))
+
+        self.wait_until(is_at_rest)
+
     def stop(self) -> int:
         """SIGTERM; the exit code."""
         self._process.terminate()
@@ -118,6 +136,62 @@ def ask_all(url: str, bodies: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         return [response.json() for response in responses]
 
     return asyncio.run(run())
+
+
+@dataclass
+class Stream:
+    """What one streaming client saw. times in seconds since all began."""
+
+    token_ids: list[int] = field(default_factory=list[int])
+    num_terminal_frames: int = 0
+    ended_s: float = 0.0
+
+
+def stream_all(
+    url: str,
+    bodies: Sequence[dict[str, Any]],
+    *,
+    delays_s: Sequence[float] | None = None,
+    when: tuple[int, Callable[[], None]] | None = None,
+) -> list[Stream]:
+    """All at once, or each after its delay; `when` (count, action): act once that many tokens came, over all streams.
+
+    Fails on an error event, and on anything after the end.
+    """
+    streams = [Stream() for _ in bodies]
+    started_s = time.monotonic()
+    action = when
+
+    def act_if_due() -> None:
+        nonlocal action
+        if action and sum(len(stream.token_ids) for stream in streams) >= action[0]:
+            due, action = action[1], None
+            due()
+
+    async def run_one(client: httpx.AsyncClient, index: int) -> None:
+        await asyncio.sleep(delays_s[index] if delays_s else 0.0)
+        stream = streams[index]
+        async with client.stream("POST", "/v1/completions", json={**bodies[index], "stream": True}) as response:
+            assert response.status_code == 200, await response.aread()
+            act_if_due()
+            async for line in response.aiter_lines():
+                if line == "data: [DONE]":
+                    stream.num_terminal_frames += 1
+                elif line:
+                    assert stream.num_terminal_frames == 0
+                    chunk = json.loads(line.removeprefix("data: "))
+                    assert "error" not in chunk, chunk
+                    stream.token_ids += chunk["choices"][0].get("token_ids", [])
+                    act_if_due()
+        stream.ended_s = time.monotonic() - started_s
+
+    async def run() -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=120, limits=httpx.Limits(max_connections=None)) as client:
+            await asyncio.gather(*(run_one(client, index) for index in range(len(bodies))))
+
+    asyncio.run(run())
+    assert action is None, "the moment to act never came"
+    return streams
 
 
 def token_ids(answer: dict[str, Any]) -> list[int]:

@@ -1,0 +1,25 @@
+"""A folder with a small random model that the whole stack can serve: fast, and as good as any for what is not text."""
+
+import json
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedModel
+
+from tests.model import tiny_models
+
+NUM_BYTES = 256
+
+
+def save_tiny(folder: Path, variant: str = "grouped") -> PreTrainedModel:
+    """Save the model, with a tokenizer of one token a byte; returns what transformers computes with."""
+    model = tiny_models.save(variant, folder)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    assert len(alphabet) == NUM_BYTES
+    tokenizer = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+    return model
