@@ -8,11 +8,9 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from gateway.choices import Choice, Delta, Output
+from gateway.sse import encode_data
 
-_encode = msgspec.json.encode
 Json = dict[str, object]
 
 
@@ -121,7 +119,7 @@ class ChunkWriter:
         self._with_ids = with_ids
         self._with_usage = with_usage
         repeated = {"id": head.id, "object": shape.chunk_object, "created": head.created, "model": head.model}
-        self._start = b"data: " + _encode(repeated)[:-1]
+        self._start = b"data: " + encode_data(repeated)[:-1]
         self._opened: set[int] = set()
         self._held_ids: list[list[int]] = [[] for _ in choices]
 
@@ -135,31 +133,31 @@ class ChunkWriter:
             self._opened.add(index)
             events += self._opening(self._choices[index])
         if text:
-            events += self._chunk(index, self._shape.text % _encode(text), b"null", self._extra_ids(index))
+            events += self._chunk(index, self._shape.text % encode_data(text), b"null", self._extra_ids(index))
         if ended is not None:
-            reasons = b'"%b","stop_reason":%b' % (ended.reason.encode(), _encode(ended.stop))
+            reasons = b'"%b","stop_reason":%b' % (ended.reason.encode(), encode_data(ended.stop))
             events += self._chunk(index, self._shape.no_text, reasons, self._extra_ids(index))
         return events
 
     def usage(self) -> bytes:
         """The event without choices that include_usage asks for, last of all."""
-        return b'%b,"choices":[],"usage":%b}\n\n' % (self._start, _encode(usage_of(self._choices)))
+        return b'%b,"choices":[],"usage":%b}\n\n' % (self._start, encode_data(usage_of(self._choices)))
 
     def _opening(self, choice: Choice) -> bytes:
-        field = self._shape.text % _encode(choice.echo) if choice.echo else self._shape.opening
+        field = self._shape.text % encode_data(choice.echo) if choice.echo else self._shape.opening
         if not field:
             return b""
-        extra = b',"prompt_token_ids":' + _encode(choice.prompt.token_ids) if self._with_ids else b""
+        extra = b',"prompt_token_ids":' + encode_data(choice.prompt.token_ids) if self._with_ids else b""
         return self._chunk(choice.index, field, b"null", extra)
 
     def _extra_ids(self, index: int) -> bytes:
         if not self._with_ids:
             return b""
         token_ids, self._held_ids[index] = self._held_ids[index], []
-        return b',"token_ids":' + _encode(token_ids)
+        return b',"token_ids":' + encode_data(token_ids)
 
     def _chunk(self, index: int, field: bytes, finish_reason: bytes, extra: bytes) -> bytes:
-        usage = b',"usage":' + _encode(usage_of(self._choices)) if self._with_usage else b""
+        usage = b',"usage":' + encode_data(usage_of(self._choices)) if self._with_usage else b""
         return b'%b,"choices":[{"index":%d,%b,"logprobs":null,"finish_reason":%b%b}]%b}\n\n' % (
             self._start,
             index,

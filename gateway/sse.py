@@ -14,6 +14,19 @@ _HEADERS = [
 ]
 
 
+# Clients that split text, not bytes, into lines break at these as well; JSON may have them escaped.
+_UNICODE_LINE_BREAKS = [(char.encode(), b"\\u%04x" % ord(char)) for char in "\u0085\u2028\u2029"]
+
+
+def encode_data(value: object) -> bytes:
+    """JSON that every client reads as one line."""
+    data = msgspec.json.encode(value)
+    if not data.isascii():
+        for raw, escaped in _UNICODE_LINE_BREAKS:
+            data = data.replace(raw, escaped)
+    return data
+
+
 class EventStream:
     """A response that starts with its first event: until then an error can still be a plain HTTP answer."""
 
@@ -38,4 +51,4 @@ class EventStream:
 
 def error_event(error: RequestError) -> bytes:
     """What went wrong after the stream began."""
-    return b"data: " + msgspec.json.encode({"error": error_object(error)}) + b"\n\n"
+    return b"data: " + encode_data({"error": error_object(error)}) + b"\n\n"

@@ -26,7 +26,7 @@ def test_a_folder_gives_the_tokens_of_transformers(variant: str, tmp_path: Path)
     for prompt, answer in zip(PROMPTS, answers, strict=True):
         inputs = torch.tensor([prompt])
         with torch.inference_mode():
-            expected = model.generate(  # pyright: ignore[reportAttributeAccessIssue]
+            expected = model.generate(  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
                 inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=40, do_sample=False, eos_token_id=None
             )
         assert token_ids(answer) == expected[0, len(prompt) :].tolist()
