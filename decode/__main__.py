@@ -38,6 +38,7 @@ def run(command: DecodeCommand, channel: SupervisorChannel | None) -> int:
         send=links.send,
         apply_transfer=puller.apply,
         extra_counters=lambda: {**links.counters(), **puller.counters()},
+        is_healthy=lambda: links.is_alive and puller.is_alive,
         drain_timeout_s=options.drain_timeout,
     )
     run_until_stopped(loop, links, inbox, options.gateway, channel)

@@ -10,7 +10,6 @@ from common.wire import (
     Control,
     DecodeRequest,
     EndReason,
-    LinkBroken,
     Role,
     Tokens,
     WorkerStatus,
@@ -62,8 +61,6 @@ class DecodeService:
                 return self._accept(peer, message, now)
             case Cancel(request_id=request_id, attempt=attempt):
                 return self._cancel(SequenceKey(request_id, attempt))
-            case LinkBroken(reason=reason):
-                return self._lose(peer, reason)
             case _:
                 return []
 

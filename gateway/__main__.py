@@ -3,15 +3,18 @@
 import asyncio
 import logging
 import os
+import signal
 import socket
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 
 import uvicorn
 import uvloop
 
 from common.config import GatewayCommand
-from common.errors import ConfigError
+from common.errors import ConfigError, RequestError
 from common.ids import PeerId
 from common.links import Links
 from common.log import set_up_logging
@@ -29,8 +32,10 @@ from gateway.served_model import load_served_model
 
 logger = logging.getLogger(__name__)
 
-SHUTDOWN_S = 3
-"""Streams that are under way when the gateway is told to stop get so long to end."""
+SHUTDOWN_S = 2.5
+"""Streams that are under way when the gateway is told to stop get so long to end, then an error event ends them."""
+FLUSH_S = 1
+"""For that event to be read."""
 
 
 def run(command: GatewayCommand, channel: SupervisorChannel | None) -> int:
@@ -84,15 +89,36 @@ async def _serve(
         allowed_origins=http.allowed_origins,
     )
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=SHUTDOWN_S
+        app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=int(SHUTDOWN_S + FLUSH_S)
     )
     tasks = [asyncio.create_task(_report(engine, listener, channel))]
     try:
-        await uvicorn.Server(config).serve(sockets=[listener])
+        await _Server(config, engine).serve(sockets=[listener])
     finally:
         for task in tasks:
             task.cancel()
         links.close(flush_s=0.5)
+
+
+class _Server(uvicorn.Server):
+    """Ends streams with a terminal frame when it is told to stop."""
+
+    def __init__(self, config: uvicorn.Config, engine: GatewayEngine) -> None:
+        super().__init__(config)
+        self._engine = engine
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Stop on SIGTERM and SIGINT, and leave it at that: being told to stop is no failure."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        error = RequestError(503, "the gateway is shutting down", type="service_unavailable", retry_after_s=1)
+        asyncio.get_running_loop().call_later(SHUTDOWN_S, self._engine.fail_all, error)
+        await super().shutdown(sockets)
 
 
 def _policy(command: GatewayCommand) -> LifePolicy:

@@ -138,6 +138,12 @@ class GatewayEngine:
         self._generations.pop(request_id, None)
         self._handle(Abort(request_id))
 
+    def fail_all(self, error: RequestError) -> None:
+        """End every generation with this error, and drop it at the workers."""
+        for request_id, generation in list(self._generations.items()):
+            self._abort(request_id)
+            generation.fail(error)
+
     def deliver(self, event: LinkEvent) -> None:
         """Hand in an event of the links. Any thread; several that come close together wake the loop once."""
         self._arrived.append(event)

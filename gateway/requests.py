@@ -19,7 +19,6 @@ from common.wire import (
     DecodeRequest,
     Ended,
     EndReason,
-    LinkBroken,
     PrefillDone,
     PrefillRequest,
     Role,
@@ -156,8 +155,6 @@ class Requests:
                 return [effect for entry in entries for effect in self._tokens(peer, entry, now)]
             case Ended():
                 return self._ended(peer, message, now)
-            case LinkBroken(reason=reason):
-                return self._lose(peer, reason, now)
             case _:
                 return []
 

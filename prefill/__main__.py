@@ -60,6 +60,7 @@ def run(command: PrefillCommand, channel: SupervisorChannel | None) -> int:
             send=links.send,
             apply_transfer=server.apply,
             extra_counters=lambda: {**links.counters(), **server.counters()},
+            is_healthy=lambda: links.is_alive and server.is_alive,
             drain_timeout_s=options.drain_timeout,
         )
         run_until_stopped(loop, links, inbox, options.gateway, channel)

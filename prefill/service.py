@@ -11,7 +11,6 @@ from common.wire import (
     GatewayStatus,
     KVDescriptor,
     KVSource,
-    LinkBroken,
     PrefillDone,
     PrefillRequest,
     Role,
@@ -70,8 +69,6 @@ class PrefillService:
                 for request_id, attempt in leases:
                     self._scheduler.renew(SequenceKey(request_id, attempt), now)
                 return []
-            case LinkBroken(reason=reason):
-                return self._lose(peer, reason)
             case _:
                 return []
 

@@ -9,6 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 from common.engine.step import StepPlan, StepResult
 from common.engine.worker import WorkerService
+from common.errors import BatonError
 from common.ids import PeerId
 from common.service import TICK_S, LinkEvent, LinkFull, Send, Tick
 from common.wire import Control, WorkerStatus
@@ -35,7 +36,8 @@ class WorkerLoop(Generic[EventT, EffectT]):
     Owned by the main thread, but for `current_status`, which any thread may call.
     inbox:          anybody may put events into it, also a signal handler; they are handled between two steps
     apply_transfer: carries out an effect of the KV transfer; must not block.
-    extra_counters: totals kept outside of the service, for its status.
+    extra_counters: totals kept outside of the service, for its status
+    is_healthy:     False when a thread that the loop depends on has died
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class WorkerLoop(Generic[EventT, EffectT]):
         send: Callable[[PeerId, Control], bool],
         apply_transfer: Callable[[EffectT], None],
         extra_counters: Callable[[], dict[str, float]],
+        is_healthy: Callable[[], bool],
         drain_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -55,6 +58,7 @@ class WorkerLoop(Generic[EventT, EffectT]):
         self._send = send
         self._apply_transfer = apply_transfer
         self._extra_counters = extra_counters
+        self._is_healthy = is_healthy
         self._drain_timeout_s = drain_timeout_s
         self._clock = clock
         self._inbox = inbox
@@ -70,7 +74,10 @@ class WorkerLoop(Generic[EventT, EffectT]):
         return replace(status, step_running_s=running_s, counters={**status.counters, **self._extra_counters()})
 
     def run(self) -> None:
-        """Until stopped and drained."""
+        """Until stopped and drained.
+
+        Raises: BatonError when it is not healthy any more; whoever started the process starts it again.
+        """
         is_idle = True
         while not self._may_leave():
             self._handle_events(wait=is_idle)
@@ -114,6 +121,8 @@ class WorkerLoop(Generic[EventT, EffectT]):
         now = self._clock()
         if now < self._next_tick_s:
             return
+        if not self._is_healthy():
+            raise BatonError("a thread of this worker has died, see the log above")
         self._next_tick_s = now + TICK_S
         self._do(self._service.handle(Tick(), now))
         self._status = self._service.status(now)

@@ -1,0 +1,440 @@
+"""The life of requests in a gateway, by stories and against workers that do anything in any order."""
+
+from dataclasses import dataclass, field, replace
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from common.errors import RequestError
+from common.ids import BlockId, PeerId, RequestId
+from common.kv_layout import KVLayout
+from common.sampling import Finish, FinishReason, SamplingParams
+from common.service import LinkFull, LinkLost, Received, Send, Tick
+from common.wire import (
+    Cancel,
+    Control,
+    DecodeRequest,
+    Ended,
+    EndReason,
+    KVDescriptor,
+    KVSource,
+    PrefillDone,
+    PrefillRequest,
+    Role,
+    Tokens,
+    TokensEntry,
+    WorkerStatus,
+)
+from gateway.fleet import WORKER_TIMEOUT_S, Fleet
+from gateway.life import LifePolicy
+from gateway.requests import Abort, Effect, Emit, Event, Fail, Requests, Submit
+from tests.fakes import expected_tokens, fake_layout, next_token
+
+POLICY = LifePolicy(
+    max_concurrent_requests=100, request_timeout_s=60, no_worker_timeout_s=5, resume_timeout_s=8, max_attempts=3
+)
+PROMPT = (1, 2, 3, 4, 5)
+GREEDY = SamplingParams(max_tokens=6, temperature=0)
+P0, P1, D0, D1 = PeerId("p0#1"), PeerId("p1#1"), PeerId("d0#1"), PeerId("d1#1")
+
+
+def status(peer: PeerId, role: Role, *, layout: KVLayout | None = None, is_draining: bool = False) -> WorkerStatus:
+    return WorkerStatus(
+        name=peer.split("#")[0],
+        address=f"sim://{peer}",
+        role=role,
+        layout=layout or fake_layout(),
+        num_blocks=100,
+        num_free_blocks=100,
+        max_context=400,
+        num_waiting=0,
+        num_waiting_tokens=0,
+        num_running=0,
+        is_draining=is_draining,
+        step_running_s=0,
+        step_expected_s=0,
+        counters={},
+    )
+
+
+def descriptor(peer: PeerId, num_tokens: int, layout: KVLayout | None = None) -> KVDescriptor:
+    source = KVSource(
+        peer=peer, data_address="", shm_name="", shm_nonce="", layout=layout or fake_layout(), num_blocks=100
+    )
+    return KVDescriptor(source=source, num_tokens=num_tokens, block_ids=(BlockId(0),), checksums=(0,))
+
+
+def prefill_done(request: PrefillRequest, peer: PeerId) -> PrefillDone:
+    """What an honest prefill worker answers."""
+    token_ids = request.prompt_token_ids + request.output_token_ids
+    index = len(request.output_token_ids)
+    ends = index + 1 == request.sampling.max_tokens
+    return PrefillDone(
+        request_id=request.request_id,
+        attempt=request.attempt,
+        index=index,
+        token_id=next_token(token_ids, request.sampling),
+        num_cached_tokens=0,
+        finish_reason=FinishReason.LENGTH if ends else None,
+        stop_token_id=None,
+        kv=None if ends else descriptor(peer, len(token_ids)),
+    )
+
+
+def tokens(request: DecodeRequest, index: int, count: int) -> TokensEntry:
+    """What an honest decode worker says: `count` tokens from this index of the output on."""
+    output = expected_tokens(request.prompt_token_ids, request.sampling)
+    new = tuple(output[index : index + count])
+    ends = index + len(new) == len(output)
+    return TokensEntry(
+        request_id=request.request_id,
+        attempt=request.attempt,
+        index=index,
+        token_ids=new,
+        finish_reason=FinishReason.LENGTH if ends else None,
+        stop_token_id=None,
+    )
+
+
+@dataclass
+class Client:
+    expected: list[int] = field(default_factory=list[int])
+    token_ids: list[int] = field(default_factory=list[int])
+    finish: Finish | None = None
+    error: RequestError | None = None
+
+    @property
+    def is_ended(self) -> bool:
+        return self.finish is not None or self.error is not None
+
+
+class Bench:
+    """A gateway's requests between clients and a network that the test plays."""
+
+    def __init__(self, policy: LifePolicy = POLICY) -> None:
+        self.requests = Requests(Fleet("fake-model", lambda name, reason: None), policy)
+        self.now = 0.0
+        self.clients: dict[RequestId, Client] = {}
+        self.sent: list[tuple[PeerId, Control]] = []
+
+    def join(self, *workers: tuple[PeerId, Role]) -> None:
+        for peer, role in workers:
+            self.do(Received(peer, status(peer, role)))
+
+    def do(self, event: Event) -> list[Effect]:
+        effects = self.requests.handle(event, self.now)
+        for effect in effects:
+            match effect:
+                case Send(peer, message):
+                    self.sent.append((peer, message))
+                case Emit(request_id, token_ids, finish):
+                    client = self.clients[request_id]
+                    assert not client.is_ended
+                    client.token_ids += token_ids
+                    client.finish = finish
+                case Fail(request_id, error):
+                    client = self.clients[request_id]
+                    assert not client.is_ended
+                    client.error = error
+        return effects
+
+    def submit(self, name: str = "a", sampling: SamplingParams = GREEDY) -> Client:
+        client = self.clients[RequestId(name)] = Client(expected_tokens(PROMPT, sampling))
+        self.do(Submit(RequestId(name), PROMPT, sampling))
+        return client
+
+    def take(self, kind: type[Control]) -> tuple[PeerId, Control]:
+        """The oldest message of this kind that nobody took yet."""
+        found = next(pair for pair in self.sent if isinstance(pair[1], kind))
+        self.sent.remove(found)
+        return found
+
+    def prefill(self) -> None:
+        peer, message = self.take(PrefillRequest)
+        assert isinstance(message, PrefillRequest)
+        self.do(Received(peer, prefill_done(message, peer)))
+
+    def decode(self) -> tuple[PeerId, DecodeRequest]:
+        peer, message = self.take(DecodeRequest)
+        assert isinstance(message, DecodeRequest)
+        return peer, message
+
+
+def started() -> Bench:
+    bench = Bench()
+    bench.join((P0, Role.PREFILL), (D0, Role.DECODE))
+    return bench
+
+
+def test_tokens_come_out_in_order_and_once() -> None:
+    bench = started()
+    client = bench.submit()
+    bench.prefill()
+    peer, request = bench.decode()
+    for index, count in ((1, 1), (1, 2), (2, 3), (4, 2)):
+        bench.do(Received(peer, Tokens(entries=(tokens(request, index, count),))))
+    assert client.token_ids == expected_tokens(PROMPT, GREEDY)
+    assert client.finish == Finish(FinishReason.LENGTH)
+    assert len(bench.requests) == 0
+
+
+def test_a_gap_in_the_tokens_starts_the_next_attempt() -> None:
+    bench = started()
+    client = bench.submit()
+    bench.prefill()
+    peer, request = bench.decode()
+    bench.do(Received(peer, Tokens(entries=(tokens(request, 2, 1),))))
+    assert bench.take(Cancel) == (D0, Cancel(request_id=RequestId("a"), attempt=0))
+    _, retry = bench.take(PrefillRequest)
+    assert isinstance(retry, PrefillRequest)
+    assert (retry.attempt, list(retry.output_token_ids)) == (1, client.token_ids)
+
+
+def test_what_comes_for_another_attempt_is_answered_with_a_cancel() -> None:
+    bench = started()
+    client = bench.submit()
+    bench.prefill()
+    peer, request = bench.decode()
+    stale = replace(tokens(request, 1, 1), attempt=7)
+    bench.do(Received(peer, Tokens(entries=(stale,))))
+    assert bench.take(Cancel) == (D0, Cancel(request_id=RequestId("a"), attempt=7))
+    assert len(client.token_ids) == 1
+
+
+def test_a_resumed_request_prefers_the_worker_that_computed_its_prompt() -> None:
+    bench = Bench()
+    bench.join((P0, Role.PREFILL), (P1, Role.PREFILL), (D0, Role.DECODE), (D1, Role.DECODE))
+    bench.submit()
+    first, request = bench.take(PrefillRequest)
+    assert isinstance(request, PrefillRequest)
+    bench.do(Received(first, prefill_done(request, first)))
+    peer, _ = bench.decode()
+    bench.do(LinkLost(peer, "broken"))
+    again, _ = bench.take(PrefillRequest)
+    assert again == first
+
+
+def test_a_request_that_workers_die_of_is_given_up() -> None:
+    bench = Bench()
+    client = Client()
+    bench.clients[RequestId("a")] = client
+    bench.join((D0, Role.DECODE))
+    bench.do(Submit(RequestId("a"), PROMPT, GREEDY))
+    for incarnation in range(3):
+        peer = PeerId(f"p#{incarnation}")
+        bench.join((peer, Role.PREFILL))
+        bench.do(LinkLost(peer, "broken"))
+    assert client.error is not None
+    assert client.error.status == 500
+
+
+def test_preemptions_and_drains_do_not_count_as_failures() -> None:
+    bench = started()
+    client = bench.submit()
+    for attempt in range(10):
+        bench.prefill()
+        peer, _ = bench.decode()
+        if client.is_ended:
+            break
+        reason = EndReason.PREEMPTED if attempt % 2 else EndReason.DRAINING
+        bench.do(Received(peer, Ended(request_id=RequestId("a"), attempt=attempt, reason=reason, detail="")))
+        if len(client.token_ids) == GREEDY.max_tokens - 1:
+            bench.prefill()
+            break
+    assert client.token_ids == expected_tokens(PROMPT, GREEDY)
+
+
+def test_without_a_decode_worker_no_prompt_is_started_and_the_answer_is_503() -> None:
+    bench = Bench()
+    bench.join((P0, Role.PREFILL))
+    client = bench.submit()
+    assert bench.sent == []
+    for second in range(1, 8):
+        bench.now = float(second)
+        bench.join((P0, Role.PREFILL))
+        bench.do(Tick())
+    assert client.error is not None
+    assert client.error.status == 503
+    assert "decode" in client.error.message
+
+
+def test_a_request_that_takes_too_long_is_cancelled_at_its_worker() -> None:
+    bench = started()
+    client = bench.submit()
+    for second in range(62):
+        bench.now = float(second)
+        bench.join((P0, Role.PREFILL), (D0, Role.DECODE))
+        bench.do(Tick())
+    assert client.error is not None
+    assert client.error.status == 504
+    assert bench.take(Cancel) == (P0, Cancel(request_id=RequestId("a"), attempt=0))
+
+
+def test_an_abort_cancels_at_both_workers() -> None:
+    bench = started()
+    bench.submit()
+    bench.prefill()
+    bench.decode()
+    bench.do(Abort(RequestId("a")))
+    assert {bench.take(Cancel)[0], bench.take(Cancel)[0]} == {P0, D0}
+    assert bench.do(Abort(RequestId("a"))) == []
+
+
+def test_leases_name_the_handoffs_that_are_still_wanted() -> None:
+    bench = started()
+    bench.submit()
+    assert bench.requests.leases(P0) == ()
+    bench.prefill()
+    assert bench.requests.leases(P0) == ((RequestId("a"), 0),)
+    peer, request = bench.decode()
+    bench.do(Received(peer, Tokens(entries=(tokens(request, 1, 1),))))
+    assert bench.requests.leases(P0) == ()
+
+
+def test_a_full_link_sends_the_request_elsewhere() -> None:
+    bench = Bench()
+    bench.join((P0, Role.PREFILL), (P1, Role.PREFILL), (D0, Role.DECODE))
+    bench.submit()
+    peer, message = bench.take(PrefillRequest)
+    bench.do(LinkFull(peer, message))
+    other, _ = bench.take(PrefillRequest)
+    assert other != peer
+
+
+def test_kv_goes_only_to_a_worker_with_the_same_layout() -> None:
+    bench = started()
+    bench.do(Received(D0, status(D0, Role.DECODE, layout=fake_layout(block_size=8))))
+    bench.submit()
+    bench.prefill()
+    assert not any(isinstance(message, DecodeRequest) for _, message in bench.sent)
+    bench.join((D1, Role.DECODE))
+    assert bench.decode()[0] == D1
+
+
+class LifeMachine(RuleBasedStateMachine):
+    """Honest workers on a network that delays, repeats, drops with notice, and kills."""
+
+    @initialize()
+    def start(self) -> None:
+        self.bench = Bench()
+        self.count = 0
+        self.incarnation = 0
+        self.alive: dict[PeerId, Role] = {}
+        self.deadline_s: dict[RequestId, float] = {}
+        self.decoding: dict[tuple[PeerId, RequestId, int], tuple[DecodeRequest, int]] = {}
+
+    @rule(role=st.sampled_from(list(Role)))
+    def join(self, role: Role) -> None:
+        if len(self.alive) < 4:
+            self.incarnation += 1
+            peer = PeerId(f"w#{self.incarnation}")
+            self.alive[peer] = role
+            self.bench.join((peer, role))
+
+    @rule(max_tokens=st.integers(1, 6), seed=st.integers(0, 3))
+    def submit(self, max_tokens: int, seed: int) -> None:
+        if self.count < 12:
+            self.count += 1
+            name = f"r{self.count}"
+            self.bench.submit(name, SamplingParams(max_tokens=max_tokens, temperature=seed % 2, seed=seed))
+            self.deadline_s[RequestId(name)] = self.bench.now + POLICY.request_timeout_s
+
+    @rule(data=st.data(), keeps=st.booleans())
+    def a_worker_hears_something(self, data: st.DataObject, keeps: bool) -> None:
+        """Any message may arrive next, over different links; with `keeps` it arrives again later."""
+        if not self.bench.sent:
+            return
+        peer, message = data.draw(st.sampled_from(self.bench.sent))
+        if not keeps:
+            self.bench.sent.remove((peer, message))
+        if peer not in self.alive:
+            return
+        if isinstance(message, PrefillRequest):
+            self.bench.do(Received(peer, prefill_done(message, peer)))
+        elif isinstance(message, DecodeRequest):
+            first = len(message.output_token_ids)
+            self.decoding.setdefault((peer, message.request_id, message.attempt), (message, first))
+        elif isinstance(message, Cancel):
+            for key in [k for k in self.decoding if k[0] == peer and k[1] == message.request_id]:
+                if key[2] <= message.attempt:
+                    del self.decoding[key]
+
+    @rule(data=st.data(), count=st.integers(1, 3), repeats=st.booleans())
+    def a_worker_decodes(self, data: st.DataObject, count: int, repeats: bool) -> None:
+        if not self.decoding:
+            return
+        key = data.draw(st.sampled_from(sorted(self.decoding)))
+        request, index = self.decoding[key]
+        entry = tokens(request, index, count)
+        if entry.finish_reason:
+            del self.decoding[key]
+        else:
+            self.decoding[key] = (request, index if repeats else index + len(entry.token_ids))
+        self.bench.do(Received(key[0], Tokens(entries=(entry,))))
+
+    @rule(data=st.data(), reason=st.sampled_from([EndReason.PREEMPTED, EndReason.DRAINING, EndReason.TRANSFER]))
+    def a_worker_gives_up(self, data: st.DataObject, reason: EndReason) -> None:
+        if self.decoding:
+            key = data.draw(st.sampled_from(sorted(self.decoding)))
+            del self.decoding[key]
+            ended = Ended(request_id=key[1], attempt=key[2], reason=reason, detail="")
+            self.bench.do(Received(key[0], ended))
+
+    @rule(data=st.data(), dies=st.booleans())
+    def lose(self, data: st.DataObject, dies: bool) -> None:
+        """A link breaks; with `dies` the worker at its other end is gone."""
+        if self.alive:
+            peer = data.draw(st.sampled_from(sorted(self.alive)))
+            self.bench.sent = [pair for pair in self.bench.sent if pair[0] != peer]
+            self.decoding = {key: value for key, value in self.decoding.items() if key[0] != peer}
+            role = self.alive.pop(peer)
+            self.bench.do(LinkLost(peer, "broken"))
+            if not dies:
+                self.alive[peer] = role
+                self.bench.join((peer, role))
+
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        open_ids = sorted(name for name, client in self.bench.clients.items() if not client.is_ended)
+        if open_ids:
+            request_id = data.draw(st.sampled_from(open_ids))
+            self.bench.do(Abort(request_id))
+            del self.bench.clients[request_id]
+            del self.deadline_s[request_id]
+
+    @rule(seconds=st.sampled_from([0.1, 0.5, WORKER_TIMEOUT_S + 0.1]))
+    def wait(self, seconds: float) -> None:
+        """Statuses arrive in time, unless the pause is too long for them."""
+        self.bench.now += seconds
+        if seconds < WORKER_TIMEOUT_S:
+            self.bench.join(*self.alive.items())
+        self.bench.do(Tick())
+        self.bench.join(*self.alive.items())
+
+    @invariant()
+    def clients_see_a_prefix_of_what_the_model_says(self) -> None:
+        if not hasattr(self, "bench"):
+            return
+        for client in self.bench.clients.values():
+            assert client.token_ids == client.expected[: len(client.token_ids)]
+            assert client.finish is None or client.token_ids == client.expected
+        assert len(self.bench.requests) == sum(not client.is_ended for client in self.bench.clients.values())
+        for name, client in self.bench.clients.items():
+            assert client.is_ended or self.bench.now <= self.deadline_s[name] + WORKER_TIMEOUT_S + 0.2
+
+    def teardown(self) -> None:
+        """Once all workers are gone, every request ends by its deadline."""
+        if not hasattr(self, "bench"):
+            return
+        for peer in list(self.alive):
+            self.bench.do(LinkLost(peer, "broken"))
+        for _ in range(100):
+            self.bench.now += 0.5
+            self.bench.do(Tick())
+        assert all(client.is_ended for client in self.bench.clients.values())
+        assert len(self.bench.requests) == 0
+
+
+LifeMachine.TestCase.settings = settings(stateful_step_count=60, max_examples=60)
+TestLifeMachine = LifeMachine.TestCase
