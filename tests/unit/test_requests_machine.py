@@ -1,0 +1,141 @@
+"""The life of requests against workers and a network that do anything in any order."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from common.ids import PeerId, RequestId
+from common.sampling import SamplingParams
+from common.service import LinkLost, Received, Tick
+from common.wire import Cancel, DecodeRequest, Ended, EndReason, PrefillRequest, Role, Tokens
+from gateway.fleet import WORKER_TIMEOUT_S
+from gateway.requests import Abort
+from tests.unit.test_requests import POLICY, Bench, prefill_done, tokens
+
+
+class LifeMachine(RuleBasedStateMachine):
+    """Honest workers on a network that delays, repeats, drops with notice, and kills."""
+
+    @initialize()
+    def start(self) -> None:
+        self.bench = Bench()
+        self.count = 0
+        self.incarnation = 0
+        self.alive: dict[PeerId, Role] = {}
+        self.deadline_s: dict[RequestId, float] = {}
+        self.decoding: dict[tuple[PeerId, RequestId, int], tuple[DecodeRequest, int]] = {}
+
+    @rule(role=st.sampled_from(list(Role)))
+    def join(self, role: Role) -> None:
+        if len(self.alive) < 4:
+            self.incarnation += 1
+            peer = PeerId(f"w#{self.incarnation}")
+            self.alive[peer] = role
+            self.bench.join((peer, role))
+
+    @rule(max_tokens=st.integers(1, 6), seed=st.integers(0, 3))
+    def submit(self, max_tokens: int, seed: int) -> None:
+        if self.count < 12:
+            self.count += 1
+            name = f"r{self.count}"
+            self.bench.submit(name, SamplingParams(max_tokens=max_tokens, temperature=seed % 2, seed=seed))
+            self.deadline_s[RequestId(name)] = self.bench.now + POLICY.request_timeout_s
+
+    @rule(data=st.data(), keeps=st.booleans())
+    def a_worker_hears_something(self, data: st.DataObject, keeps: bool) -> None:
+        """Any message may arrive next, over different links; with `keeps` it arrives again later."""
+        if not self.bench.sent:
+            return
+        peer, message = data.draw(st.sampled_from(self.bench.sent))
+        if not keeps:
+            self.bench.sent.remove((peer, message))
+        if peer not in self.alive:
+            return
+        if isinstance(message, PrefillRequest):
+            self.bench.do(Received(peer, prefill_done(message, peer)))
+        elif isinstance(message, DecodeRequest):
+            first = len(message.output_token_ids)
+            self.decoding.setdefault((peer, message.request_id, message.attempt), (message, first))
+        elif isinstance(message, Cancel):
+            for key in [k for k in self.decoding if k[0] == peer and k[1] == message.request_id]:
+                if key[2] <= message.attempt:
+                    del self.decoding[key]
+
+    @rule(data=st.data(), count=st.integers(1, 3), repeats=st.booleans())
+    def a_worker_decodes(self, data: st.DataObject, count: int, repeats: bool) -> None:
+        if not self.decoding:
+            return
+        key = data.draw(st.sampled_from(sorted(self.decoding)))
+        request, index = self.decoding[key]
+        entry = tokens(request, index, count)
+        if entry.finish_reason:
+            del self.decoding[key]
+        else:
+            self.decoding[key] = (request, index if repeats else index + len(entry.token_ids))
+        self.bench.do(Received(key[0], Tokens(entries=(entry,))))
+
+    @rule(data=st.data(), reason=st.sampled_from([EndReason.PREEMPTED, EndReason.DRAINING, EndReason.TRANSFER]))
+    def a_worker_gives_up(self, data: st.DataObject, reason: EndReason) -> None:
+        if self.decoding:
+            key = data.draw(st.sampled_from(sorted(self.decoding)))
+            del self.decoding[key]
+            ended = Ended(request_id=key[1], attempt=key[2], reason=reason, detail="")
+            self.bench.do(Received(key[0], ended))
+
+    @rule(data=st.data(), dies=st.booleans())
+    def lose(self, data: st.DataObject, dies: bool) -> None:
+        """A link breaks; with `dies` the worker at its other end is gone."""
+        if self.alive:
+            peer = data.draw(st.sampled_from(sorted(self.alive)))
+            self.bench.sent = [pair for pair in self.bench.sent if pair[0] != peer]
+            self.decoding = {key: value for key, value in self.decoding.items() if key[0] != peer}
+            role = self.alive.pop(peer)
+            self.bench.do(LinkLost(peer, "broken"))
+            if not dies:
+                self.alive[peer] = role
+                self.bench.join((peer, role))
+
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        open_ids = sorted(name for name, client in self.bench.clients.items() if not client.is_ended)
+        if open_ids:
+            request_id = data.draw(st.sampled_from(open_ids))
+            self.bench.do(Abort(request_id))
+            del self.bench.clients[request_id]
+            del self.deadline_s[request_id]
+
+    @rule(seconds=st.sampled_from([0.1, 0.5, WORKER_TIMEOUT_S + 0.1]))
+    def wait(self, seconds: float) -> None:
+        """Statuses arrive in time, unless the pause is too long for them."""
+        self.bench.now += seconds
+        if seconds < WORKER_TIMEOUT_S:
+            self.bench.join(*self.alive.items())
+        self.bench.do(Tick())
+        self.bench.join(*self.alive.items())
+
+    @invariant()
+    def clients_see_a_prefix_of_what_the_model_says(self) -> None:
+        if not hasattr(self, "bench"):
+            return
+        for client in self.bench.clients.values():
+            assert client.token_ids == client.expected[: len(client.token_ids)]
+            assert client.finish is None or client.token_ids == client.expected
+        assert len(self.bench.requests) == sum(not client.is_ended for client in self.bench.clients.values())
+        for name, client in self.bench.clients.items():
+            assert client.is_ended or self.bench.now <= self.deadline_s[name] + WORKER_TIMEOUT_S + 0.2
+
+    def teardown(self) -> None:
+        """Once all workers are gone, every request ends by its deadline."""
+        if not hasattr(self, "bench"):
+            return
+        for peer in list(self.alive):
+            self.bench.do(LinkLost(peer, "broken"))
+        for _ in range(100):
+            self.bench.now += 0.5
+            self.bench.do(Tick())
+        assert all(client.is_ended for client in self.bench.clients.values())
+        assert len(self.bench.requests) == 0
+
+
+LifeMachine.TestCase.settings = settings(stateful_step_count=60, max_examples=60)
+TestLifeMachine = LifeMachine.TestCase

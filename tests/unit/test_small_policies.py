@@ -1,0 +1,252 @@
+"""Finishes, tombstones, who is alive, whom a request goes to, and the real loops over fakes."""
+
+import asyncio
+from dataclasses import replace
+from queue import SimpleQueue
+
+import pytest
+
+from common.engine.step import ScheduledSequence, StepPlan, StepResult
+from common.engine.worker import WorkerService
+from common.engine.worker_loop import Stop, WorkerLoop
+from common.errors import BatonError, RequestError
+from common.ids import PeerId, RequestId, SequenceKey
+from common.peers import LivePeers, Tombstones
+from common.sampling import Finish, FinishReason, SamplingParams, check_finish
+from common.service import LinkFull, Received, Send, Tick
+from common.wire import Cancel, Control, PrefillRequest, Role, WorkerStatus
+from gateway.backend import Update
+from gateway.engine import GatewayEngine
+from gateway.fleet import WORKER_TIMEOUT_S, Fleet, Worker
+from gateway.requests import Requests
+from gateway.router import pick_decode, pick_prefill
+from tests.unit.test_requests import D0, P0, POLICY, prefill_done, status
+
+PARAMS = SamplingParams(max_tokens=3, eos_token_ids=(2,), stop_token_ids=(7,))
+
+
+@pytest.mark.parametrize(
+    ("output", "params", "finish"),
+    [
+        ([5], PARAMS, None),
+        ([5, 2], PARAMS, Finish(FinishReason.STOP)),
+        ([5, 7], PARAMS, Finish(FinishReason.STOP, 7)),
+        ([5, 5, 5], PARAMS, Finish(FinishReason.LENGTH)),
+        ([5, 5, 2], PARAMS, Finish(FinishReason.STOP)),
+        ([2], replace(PARAMS, ignore_eos=True), None),
+        ([7], replace(PARAMS, ignore_eos=True), Finish(FinishReason.STOP, 7)),
+    ],
+)
+def test_the_end_token_comes_before_stop_tokens_and_both_before_the_length(
+    output: list[int], params: SamplingParams, finish: Finish | None
+) -> None:
+    assert check_finish(params, output) == finish
+
+
+def test_a_tombstone_covers_earlier_attempts_and_the_oldest_is_forgotten() -> None:
+    tombstones = Tombstones(capacity=2)
+    tombstones.add(SequenceKey(RequestId("a"), 1))
+    assert SequenceKey(RequestId("a"), 0) in tombstones
+    assert SequenceKey(RequestId("a"), 2) not in tombstones
+    tombstones.add(SequenceKey(RequestId("b"), 0))
+    tombstones.add(SequenceKey(RequestId("c"), 0))
+    assert SequenceKey(RequestId("a"), 0) not in tombstones
+
+
+def test_a_peer_is_silent_once() -> None:
+    peers = LivePeers(timeout_s=2)
+    peers.heard(P0, 0.0)
+    assert peers.pop_silent(2.0) == []
+    assert peers.pop_silent(2.1) == [P0]
+    assert peers.pop_silent(9.0) == []
+
+
+def test_workers_of_another_model_are_refused_and_silent_ones_forgotten() -> None:
+    refused: list[str] = []
+    fleet = Fleet("another", lambda name, reason: refused.append(f"{name}: {reason}"))
+    fleet.observe(P0, status(P0, Role.PREFILL), 0.0)
+    assert refused == ["p0: model fake-model != this gateway's another"]
+    fleet = Fleet("fake-model", lambda name, reason: None)
+    fleet.observe(P0, status(P0, Role.PREFILL), 0.0)
+    assert fleet.missing_pools() == ["decode"]
+    assert fleet.max_context(1000) == 400
+    assert fleet.pop_silent(WORKER_TIMEOUT_S + 0.1) == [P0]
+    assert fleet.max_context(1000) == 1000
+
+
+def test_draining_workers_get_nothing_new() -> None:
+    fleet = Fleet("fake-model", lambda name, reason: None)
+    fleet.observe(P0, status(P0, Role.PREFILL, is_draining=True), 0.0)
+    assert fleet.pool(Role.PREFILL) == []
+
+
+def worker(name: str, **fields: int) -> Worker:
+    peer = PeerId(f"{name}#1")
+    return Worker(peer, replace(status(peer, Role.PREFILL), **fields), 0.0)
+
+
+def test_prefill_goes_to_the_shortest_queue_counting_what_was_just_sent() -> None:
+    workers = [worker("a", num_waiting_tokens=10), worker("b", num_waiting_tokens=50)]
+    picked = [pick_prefill(workers, 30, None) for _ in range(3)]
+    assert [w.status.name for w in picked if w] == ["a", "a", "b"]
+    assert pick_prefill(workers, 1, PeerId("b#1")) is workers[1]
+    assert pick_prefill([], 1, None) is None
+
+
+def test_decode_goes_where_most_blocks_are_free_then_where_fewest_run() -> None:
+    workers = [worker("a", num_free_blocks=10), worker("b", num_free_blocks=30)]
+    picked = [pick_decode(workers, 15) for _ in range(3)]
+    assert [w.status.name for w in picked if w] == ["b", "b", "a"]
+    workers = [worker("a", num_running=3), worker("b", num_running=1)]
+    assert pick_decode(workers, 1) is workers[1]
+
+
+class LoopService:
+    """Plans one step per number it was told, and notes what happens."""
+
+    def __init__(self) -> None:
+        self.events: list[object] = []
+        self.results: list[StepResult] = []
+        self.num_steps = 0
+        self.is_drained = True
+
+    def handle(self, event: object, now: float) -> list[Send | str]:
+        if not isinstance(event, Tick):
+            self.events.append(event)
+        if isinstance(event, int):
+            self.num_steps += event
+            return ["moved", Send(P0, Cancel(request_id=RequestId("a"), attempt=0))]
+        return []
+
+    def plan(self, now: float) -> tuple[StepPlan | None, list[Send | str]]:
+        if self.num_steps == 0:
+            return None, []
+        self.num_steps -= 1
+        params = SamplingParams(max_tokens=1)
+        key = SequenceKey(RequestId("a"), self.num_steps)
+        sequence = ScheduledSequence(
+            key=key,
+            token_ids=(1,),
+            start=0,
+            block_table=(),
+            sampling=params,
+            prompt_token_ids=(1,),
+            output_token_ids=(),
+        )
+        return StepPlan((sequence,)), []
+
+    def complete(self, plan: StepPlan, result: StepResult, now: float) -> list[Send | str]:
+        self.results.append(result)
+        return []
+
+    def drain(self) -> list[Send | str]:
+        self.events.append("drain")
+        return []
+
+    def abandon(self) -> list[Send | str]:
+        self.events.append("abandon")
+        return []
+
+    def status(self, now: float) -> WorkerStatus:
+        return status(P0, Role.PREFILL)
+
+
+class BrokenRunner:
+    def execute(self, plan: StepPlan) -> StepResult:
+        raise ValueError("out of memory")
+
+
+def make_loop(
+    service: WorkerService[object, str], *events: object, is_healthy: bool = True, is_full: bool = False
+) -> tuple[WorkerLoop[object, str], list[object]]:
+    inbox: SimpleQueue[object] = SimpleQueue()
+    for event in events:
+        inbox.put(event)
+    done: list[object] = []
+
+    def send(peer: PeerId, message: Control) -> bool:
+        done.append(message)
+        return not is_full
+
+    loop: WorkerLoop[object, str] = WorkerLoop(
+        service,
+        BrokenRunner(),
+        inbox=inbox,  # pyright: ignore[reportArgumentType]
+        send=send,
+        apply_transfer=done.append,
+        extra_counters=lambda: {"extra": 1.0},
+        is_healthy=lambda: is_healthy,
+        drain_timeout_s=30,
+    )
+    return loop, done
+
+
+def test_a_step_that_breaks_ends_its_requests_and_not_the_worker() -> None:
+    service = LoopService()
+    loop, done = make_loop(service, 2)
+    loop._handle_events(wait=False)  # pyright: ignore[reportPrivateUsage]
+    while loop._step():  # pyright: ignore[reportPrivateUsage]
+        pass
+    assert [list(result.failed.values()) for result in service.results] == [["the step failed: out of memory"]] * 2
+    assert done == ["moved", Cancel(request_id=RequestId("a"), attempt=0)]
+    assert loop.current_status().counters["extra"] == 1.0
+
+
+def test_stop_drains_and_a_second_stop_leaves_at_once() -> None:
+    service = LoopService()
+    loop, _ = make_loop(service, Stop())
+    loop.run()
+    assert service.events == ["drain"]
+    stuck = LoopService()
+    stuck.is_drained = False
+    loop, _ = make_loop(stuck, Stop(), Stop())
+    loop.run()
+    assert stuck.events == ["drain", "abandon"]
+
+
+def test_what_a_link_did_not_take_comes_back_as_an_event() -> None:
+    service = LoopService()
+    loop, _ = make_loop(service, 1, Stop(), is_full=True)
+    loop.run()
+    assert LinkFull(P0, Cancel(request_id=RequestId("a"), attempt=0)) in service.events
+
+
+def test_a_dead_thread_ends_the_worker() -> None:
+    loop, _ = make_loop(LoopService(), is_healthy=False)
+    with pytest.raises(BatonError, match="thread"):
+        loop.run()
+
+
+def test_the_engine_merges_for_slow_readers_and_ends_with_errors() -> None:
+    async def scenario() -> None:
+        sent: list[tuple[PeerId, Control]] = []
+
+        def send(peer: PeerId, message: Control) -> bool:
+            sent.append((peer, message))
+            return True
+
+        requests = Requests(Fleet("fake-model", lambda name, reason: None), replace(POLICY, max_concurrent_requests=2))
+        engine = GatewayEngine(PeerId("g#1"), requests, 1000, send=send, address="sim")
+        for peer, role in ((P0, Role.PREFILL), (D0, Role.DECODE)):
+            engine.deliver(Received(peer, status(peer, role)))
+        await engine.wait_for_pools()
+        assert (engine.max_context, engine.missing_pools()) == (400, [])
+        sampling = SamplingParams(max_tokens=9, temperature=0)
+        first, second = engine.submit([((1, 2), sampling), ((3,), sampling)])
+        with pytest.raises(RequestError) as refusal:
+            engine.submit([((1,), sampling)])
+        assert refusal.value.status == 429
+        request = sent[0][1]
+        assert isinstance(request, PrefillRequest)
+        engine.deliver(Received(P0, prefill_done(request, P0)))
+        update = await anext(first)
+        assert isinstance(update, Update)
+        assert len(update.token_ids) == 1
+        second.cancel()
+        second.cancel()
+        engine.fail_all(RequestError(503, "stopping"))
+        with pytest.raises(RequestError, match="stopping"):
+            await anext(first)
+        assert engine.num_active == 0
+
+    asyncio.run(scenario())
