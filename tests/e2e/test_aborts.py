@@ -6,7 +6,8 @@ from random import Random
 
 import httpx
 
-from tests.e2e.stack import Stack, ask, completion
+from tests.e2e.clients import ask, completion
+from tests.e2e.stack import Stack
 from tests.e2e.tiny import save_tiny
 
 NUM_REQUESTS = 500
@@ -47,7 +48,7 @@ def test_nothing_is_left_of_500_requests_of_which_a_third_is_aborted(tmp_path: P
         num_served = asyncio.run(_all(stack.url))
         assert 250 < num_served < NUM_REQUESTS
         stack.wait_until_at_rest()
-        assert stack.gauge("vllm:num_requests_running") == stack.gauge("vllm:num_requests_waiting") == 0
+        assert stack.metric("vllm:num_requests_running") == stack.metric("vllm:num_requests_waiting") == 0
         assert ask(stack.url, completion([1, 2, 3], max_tokens=5))["usage"]["completion_tokens"] == 5
     finally:
         assert stack.stop() == 0

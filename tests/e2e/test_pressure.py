@@ -6,16 +6,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.stack import Stack, ask, ask_all, completion, stream_all, token_ids
-from tests.e2e.tiny import save_tiny
-
-BLOCK_BYTES = 3 * 2 * 2 * 16 * 8 * 4
-SAMPLINGS: list[dict[str, Any]] = [
-    {"temperature": 0},
-    {"temperature": 1, "seed": 7, "top_p": 0.9},
-    {"temperature": 0, "presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.2},
-    {"temperature": 0.8, "seed": -3, "frequency_penalty": 1.0, "min_tokens": 20},
-]
+from tests.e2e.clients import SAMPLINGS, ask, ask_all, completion, stream_all, token_ids
+from tests.e2e.stack import Stack
+from tests.e2e.tiny import BLOCK_BYTES, save_tiny
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +63,14 @@ def test_a_short_request_that_arrives_late_ends_before_a_long_one(stack: Stack) 
     short = completion([6] * 5, max_tokens=3)
     long_stream, short_stream = stream_all(stack.url, [long, short], delays_s=[0.0, 0.02])
     assert short_stream.ended_s < long_stream.ended_s
+
+
+def test_a_short_request_is_served_while_a_long_one_decodes(stack: Stack) -> None:
+    num_running: list[float] = []
+
+    def ask_for_little() -> None:
+        ask(stack.url, completion([6] * 5, max_tokens=3))
+        num_running.append(stack.metric("vllm:num_requests_running"))
+
+    stream_all(stack.url, [completion([5] * 10, max_tokens=370)], when=[(1, ask_for_little)])
+    assert num_running == [1]

@@ -1,7 +1,6 @@
 """The gateway stops while a stream runs, and starts without workers."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -9,7 +8,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.e2e.stack import BATON, Stack, completion
+from tests.e2e.clients import completion
+from tests.e2e.stack import BATON, Stack
 from tests.e2e.tiny import save_tiny
 
 
@@ -19,7 +19,7 @@ def test_a_stream_that_the_gateway_cannot_finish_ends_with_an_error_event(tmp_pa
     with httpx.stream("POST", f"{stack.url}/v1/completions", json=body, timeout=30) as response:
         events = response.iter_lines()
         assert next(events).startswith("data: {")
-        os.kill(stack.pid("gateway"), signal.SIGTERM)
+        stack.signal("gateway", signal.SIGTERM)
         *_, error, done = [line for line in events if line]
     assert json.loads(error.removeprefix("data: "))["error"]["type"] == "service_unavailable"
     assert done == "data: [DONE]"

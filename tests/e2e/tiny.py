@@ -3,12 +3,15 @@
 import json
 from pathlib import Path
 
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel
 
 from tests.model import tiny_models
 
 NUM_BYTES = 256
+BLOCK_BYTES = 3 * 2 * 2 * 16 * 8 * 4
+"""Of one KV block of most variants: layers, keys and values, KV heads, tokens, head size, bytes of a float32."""
 
 
 def save_tiny(folder: Path, variant: str = "grouped") -> PreTrainedModel:
@@ -23,3 +26,17 @@ def save_tiny(folder: Path, variant: str = "grouped") -> PreTrainedModel:
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
     return model
+
+
+def generate(model: PreTrainedModel, prompt: list[int], num_tokens: int) -> list[int]:
+    """What transformers generates greedily, past every end token."""
+    inputs = torch.tensor([prompt])
+    with torch.inference_mode():
+        output = model.generate(  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            eos_token_id=None,
+        )
+    return output[0, len(prompt) :].tolist()

@@ -8,7 +8,7 @@ from common.sampling import FinishReason, SamplingParams
 from common.wire import Role
 from gateway.life import LifePolicy
 from tests.fakes import expected_tokens
-from tests.sim.ring import Worker, World
+from tests.sim.ring import World
 
 
 def make_world(seed: int = 0, **overrides: float) -> World:
@@ -28,10 +28,6 @@ def start_pools(world: World, num_prefill: int = 1, num_decode: int = 1, **optio
     for index in range(num_decode):
         world.start_worker(Role.DECODE, f"decode-{index}", **options)
     world.run_until(lambda: not world.requests.fleet.missing_pools(), 5.0)
-
-
-def pool(world: World, role: Role) -> list[Worker]:
-    return [worker for worker in world.workers.values() if worker.role is role]
 
 
 def prompt(seed: int, length: int) -> tuple[int, ...]:
@@ -57,7 +53,7 @@ def test_tokens_come_through_both_pools_in_order() -> None:
     assert client.token_ids == expected_tokens(prompt(1, 37), sampling)
     assert client.finish is not None
     assert client.finish.reason is FinishReason.LENGTH
-    prefill, decode = (pool(world, role)[0].service.status(world.now).counters for role in (Role.PREFILL, Role.DECODE))
+    prefill, decode = (world.pool(role)[0].counters() for role in (Role.PREFILL, Role.DECODE))
     assert (prefill["prompt_tokens_computed"], decode["prompt_tokens_computed"]) == (37, 0)
     assert (prefill["first_tokens_sampled"], prefill["later_tokens_sampled"]) == (1, 0)
     assert (decode["first_tokens_sampled"], decode["later_tokens_sampled"]) == (0, 19)
@@ -70,7 +66,7 @@ def test_a_request_of_one_token_never_reaches_decode() -> None:
     client = world.submit("a", prompt(1, 9), SamplingParams(max_tokens=1, temperature=0))
     world.run_until_ended()
     assert len(client.token_ids) == 1
-    assert pool(world, Role.DECODE)[0].service.status(world.now).counters["steps"] == 0
+    assert world.pool(Role.DECODE)[0].counters()["steps"] == 0
     assert_at_rest(world)
 
 
@@ -108,7 +104,7 @@ def test_streams_go_on_when_a_worker_dies(role: Role, seed: int) -> None:
         tokens = prompt(index, random.randint(1, 60))
         requests.append((world.submit(f"r{index}", tokens, sampling), expected_tokens(tokens, sampling)))
     world.run_for(random.uniform(0.0, 0.3))
-    world.kill(random.choice(pool(world, role)))
+    world.kill(random.choice(world.pool(role)))
     world.run_until_ended()
     for client, expected in requests:
         assert client.error is None
@@ -129,7 +125,7 @@ def test_constant_preemption_yields_the_same_tokens() -> None:
     world.run_until_ended()
     for client, expected in requests:
         assert client.token_ids == expected
-    assert pool(world, Role.DECODE)[0].service.status(world.now).counters["preemptions"] > 0
+    assert world.pool(Role.DECODE)[0].counters()["preemptions"] > 0
     assert_at_rest(world)
 
 
@@ -138,7 +134,7 @@ def test_a_stream_without_a_decode_worker_ends_with_an_error_within_its_deadline
     start_pools(world)
     client = world.submit("a", prompt(1, 8), SamplingParams(max_tokens=200, temperature=0))
     world.run_until(lambda: len(client.token_ids) > 5, 10)
-    world.kill(pool(world, Role.DECODE)[0])
+    world.kill(world.pool(Role.DECODE)[0])
     killed_s = world.now
     world.run_until_ended()
     assert client.error is not None
@@ -156,7 +152,7 @@ def test_a_draining_worker_hands_its_queue_over_without_an_error() -> None:
     ]
     world.run_for(0.05)
     for role in Role:
-        pool(world, role)[0].drain()
+        world.pool(role)[0].drain()
     world.run_until_ended()
     for client, expected in requests:
         assert client.token_ids == expected
@@ -172,7 +168,7 @@ def test_aborts_at_random_moments_leave_nothing_behind(seed: int) -> None:
         tokens, sampling = prompt(index % 3, random.randint(1, 70)), SamplingParams(max_tokens=random.randint(1, 20))
         client = world.submit(f"r{index}", tokens, sampling)
         if random.random() < 0.5:
-            world.after(random.uniform(0, 1), lambda name=f"r{index}": world.abort(name))
+            world.clock.after(random.uniform(0, 1), lambda name=f"r{index}": world.abort(name))
         else:
             kept.append((client, expected_tokens(tokens, sampling)))
         world.run_for(random.uniform(0, 0.1))

@@ -1,0 +1,46 @@
+"""KV blocks travel whole by either route, and each pool does only its own part."""
+
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedModel
+
+from tests.e2e.clients import ask, completion, token_ids
+from tests.e2e.stack import Stack
+from tests.e2e.tiny import BLOCK_BYTES, generate, save_tiny
+
+PROMPT = [(index * 37) % 256 for index in range(100)]
+NUM_BLOCKS = 7
+NUM_TOKENS = 40
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
+    folder = tmp_path_factory.mktemp("transport") / "model"
+    return folder, save_tiny(folder)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_kv_blocks_go_whole_by_the_chosen_route_and_each_pool_computes_its_own_tokens(
+    transport: str, model: tuple[Path, PreTrainedModel], tmp_path: Path
+) -> None:
+    folder, reference = model
+    stack = Stack(
+        *(f"--model={folder}", "--dtype=float32", "--kv-cache-memory=20MB", f"--kv-transport={transport}"),
+        log_dir=tmp_path,
+    )
+    try:
+        assert token_ids(ask(stack.url, completion(PROMPT, max_tokens=NUM_TOKENS))) == generate(
+            reference, PROMPT, NUM_TOKENS
+        )
+        stack.wait_until(lambda: stack.counters("decode-0")["later_tokens_sampled"] == NUM_TOKENS - 1)
+        stack.wait_until(lambda: stack.counters("prefill-0")["first_tokens_sampled"] == 1)
+        prefill, decode = stack.counters("prefill-0"), stack.counters("decode-0")
+    finally:
+        assert stack.stop() == 0
+    other = {"tcp": "shm", "shm": "tcp"}[transport]
+    assert decode[f"kv_received_bytes_{transport}"] == NUM_BLOCKS * BLOCK_BYTES
+    assert decode[f"kv_received_bytes_{other}"] == 0
+    assert prefill["prompt_tokens_computed"] == len(PROMPT)
+    assert prefill["later_tokens_sampled"] == prefill["output_tokens_computed"] == 0
+    assert decode["prompt_tokens_computed"] == decode["first_tokens_sampled"] == 0
