@@ -10,7 +10,7 @@ from common.errors import ModelError
 from common.gguf_file import GGUFFile
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM"}
-"""llama.cpp's name -> Hugging Face's. Mistral is a "llama" too. Others pass through and are refused by name."""
+"""llama.cpp's name -> Hugging Face's. Mistral is a "llama" too."""
 
 _ROPE_FACTORS = "rope_freqs.weight"
 _F32 = 0
@@ -19,27 +19,31 @@ _F32 = 0
 def gguf_to_config(gguf: GGUFFile) -> dict[str, Any]:
     """Derive the config.
 
-    Raises: ModelError if a key that every model has is missing, or the model is split over several files.
+    Raises: ModelError if the architecture is another one, a key that every model has is missing or wrong,
+    or the model is split over several files.
     """
     metadata = gguf.metadata
     if metadata.get("split.count", 1) > 1:
         raise ModelError(f"{gguf.path}: split GGUF files are not supported, got one of {metadata['split.count']}")
     arch = _get(gguf, "general.architecture")
+    if arch not in list(_ARCHITECTURES):
+        raise ModelError(f"{gguf.path}: architecture must be one of {', '.join(_ARCHITECTURES)}, got {arch!r}")
     hidden_size = _get_count(gguf, f"{arch}.embedding_length")
     num_heads = _get_count(gguf, f"{arch}.attention.head_count")
+    head_dim = metadata.get(f"{arch}.attention.key_length", hidden_size // num_heads)
     return {
-        "architectures": [_ARCHITECTURES.get(arch, arch)],
+        "architectures": [_ARCHITECTURES[arch]],
         "model_type": arch,
         "hidden_size": hidden_size,
         "intermediate_size": _get_count(gguf, f"{arch}.feed_forward_length"),
         "num_hidden_layers": _get_count(gguf, f"{arch}.block_count"),
         "num_attention_heads": num_heads,
         "num_key_value_heads": metadata.get(f"{arch}.attention.head_count_kv", num_heads),
-        "head_dim": metadata.get(f"{arch}.attention.key_length", hidden_size // num_heads),
+        "head_dim": head_dim,
         "rms_norm_eps": _get(gguf, f"{arch}.attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": _get_count(gguf, f"{arch}.context_length"),
         "vocab_size": _vocab_size(gguf),
-        "rope_parameters": _rope_parameters(gguf, arch),
+        "rope_parameters": _rope_parameters(gguf, arch, head_dim),
         "tie_word_embeddings": "output.weight" not in gguf.tensors,
         "attention_bias": "blk.0.attn_q.bias" in gguf.tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in gguf.tensors,
@@ -75,13 +79,19 @@ def _vocab_size(gguf: GGUFFile) -> int:
     return embedding.shape[0]
 
 
-def _rope_parameters(gguf: GGUFFile, arch: str) -> dict[str, Any]:
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": gguf.metadata.get(f"{arch}.rope.freq_base", 10000.0)}
+def _rope_parameters(gguf: GGUFFile, arch: str, head_dim: int) -> dict[str, Any]:
+    metadata = gguf.metadata
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": metadata.get(f"{arch}.rope.freq_base", 10000.0)}
+    num_rotated = metadata.get(f"{arch}.rope.dimension_count", head_dim)
+    if num_rotated != head_dim:
+        raise ModelError(f"{gguf.path}: {arch}.rope.dimension_count must be the head's {head_dim}, got {num_rotated}")
     if _ROPE_FACTORS in gguf.tensors:
         return rope | {"rope_type": "factors", "factors": _read_rope_factors(gguf)}
-    kind = gguf.metadata.get(f"{arch}.rope.scaling.type", "none")
+    kind = metadata.get(f"{arch}.rope.scaling.type", "none")
     if kind != "none":
         rope |= {"rope_type": kind, "factor": _get(gguf, f"{arch}.rope.scaling.factor")}
+    if original := metadata.get(f"{arch}.rope.scaling.original_context_length"):
+        rope["original_max_position_embeddings"] = original
     return rope
 
 

@@ -26,13 +26,19 @@ def num_available_cores(cpu_max: Path = _CGROUP_CPU_MAX) -> int:
 def num_free_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP_MEMORY) -> int:
     """Memory that this process could still take: what the machine can free up, less by a container's limit.
 
-    meminfo: the kernel's file;  cgroup: the control group's folder, with `memory.max` and `memory.current`
+    Files that the container has read count as used there, weights for instance, but their memory comes back on demand.
+    meminfo: the kernel's file;  cgroup: the control group's folder, with `memory.max`, `.current` and `.stat`
     """
-    available_kb = next(
-        int(line.split()[1]) for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:")
-    )
+    available = _read_counts(meminfo)["MemAvailable:"] * 1024
     try:
-        limit, used = (cgroup / "memory.max").read_text().strip(), int((cgroup / "memory.current").read_text())
+        limit = (cgroup / "memory.max").read_text().strip()
+        used = int((cgroup / "memory.current").read_text()) - _read_counts(cgroup / "memory.stat")["inactive_file"]
     except OSError:  # no control groups here, or version 1 of them
-        return available_kb * 1024
-    return available_kb * 1024 if limit == "max" else min(available_kb * 1024, max(0, int(limit) - used))
+        return available
+    return available if limit == "max" else min(available, max(0, int(limit) - used))
+
+
+def _read_counts(file: Path) -> dict[str, int]:
+    """Of a kernel file with a name and a number in each line."""
+    words = (line.split() for line in file.read_text().splitlines())
+    return {name: int(number) for name, number, *_ in words}

@@ -4,6 +4,7 @@ Gateway and workers both start from a `ModelFiles`: the one needs the tokenizer'
 """
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -71,7 +72,7 @@ def find_model(model: str) -> ModelFiles:
     """
     if model == "":
         return _open_gguf(_default_gguf())
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))  # leaves the ~ of an unknown user as it is
     if path.is_dir():
         return _open_folder(path, path.resolve().name)
     if path.is_file():
@@ -101,7 +102,7 @@ def _fetch_from_hub(name: str) -> Path:
 
     try:
         folder = snapshot_download(name, allow_patterns=_HUB_PATTERNS, ignore_patterns=_HUB_IGNORED)
-    except (OSError, ValueError) as error:  # its errors, also those of httpx behind it, derive from these
+    except Exception as error:  # also its HTTP client's, which differs from version to version
         raise ModelError(
             f"model {name!r} not found: no such file or folder, and neither in the local Hugging Face cache"
             f" nor on the hub: {error}"

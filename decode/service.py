@@ -73,6 +73,7 @@ class DecodeService:
         if refusal := self._refuse(request):
             return [ended(peer, key, *refusal)]
         superseded = self._cancel(SequenceKey(key.request_id, key.attempt - 1)) if key.attempt else []
+        self._outbox.forget(key)  # asked again after its end: tokens that are still unsent will come anew
         self._scheduler.add(request, peer, now)
         return superseded
 

@@ -77,6 +77,7 @@ async def _serve(
         Requests(Fleet(files.model_hash, _log_refused), _policy(command)),
         command.model.max_model_len or files.max_position_embeddings,
         send=links.send,
+        is_healthy=lambda: links.is_alive,
         address=links.address,
     )
     links.start()
@@ -91,9 +92,14 @@ async def _serve(
     config = uvicorn.Config(
         app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=int(SHUTDOWN_S + FLUSH_S)
     )
-    tasks = [asyncio.create_task(_report(engine, listener, channel))]
+    server = _Server(config, engine)
+    watch = asyncio.create_task(engine.watch())
+    watch.add_done_callback(lambda _: server.stop())
+    tasks = [asyncio.create_task(_report(engine, listener, channel)), watch]
     try:
-        await _Server(config, engine).serve(sockets=[listener])
+        await server.serve(sockets=[listener])
+        if watch.done():  # it was no signal that stopped the server
+            await watch
     finally:
         for task in tasks:
             task.cancel()
@@ -106,6 +112,9 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, engine: GatewayEngine) -> None:
         super().__init__(config)
         self._engine = engine
+
+    def stop(self) -> None:
+        self.should_exit = True
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:

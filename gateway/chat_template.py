@@ -139,9 +139,10 @@ def _from_gguf(metadata: Mapping[str, Any]) -> ChatTemplate | None:
     source = metadata.get("tokenizer.chat_template")
     if source is None:
         return None
-    tokens = metadata.get("tokenizer.ggml.tokens", [])
+    known: list[str] = metadata.get("tokenizer.ggml.tokens", [])
+    tokens = dict(enumerate(known))
     ids = {name: metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
-    return ChatTemplate(source, {f"{name}_token": tokens[at] for name, at in ids.items() if at is not None})
+    return ChatTemplate(source, {f"{name}_token": tokens[at] for name, at in ids.items() if at in tokens})
 
 
 class _GenerationBlock(Extension):

@@ -6,7 +6,6 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from common.errors import RequestError
 from common.metrics import ABORT, ERROR, SequenceTimer
 from common.sampling import Finish, FinishReason, SamplingParams
 from gateway.api import Api
@@ -109,7 +108,7 @@ class Choice:
                 yield Delta(self.index, piece.text, update.token_ids[: piece.num_tokens], ended)
                 if ended is not None:
                     return
-        except RequestError:
+        except Exception:
             self._timer.end(ERROR)
             raise
 

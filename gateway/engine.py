@@ -6,8 +6,9 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
 
-from common.errors import RequestError
+from common.errors import BatonError, RequestError
 from common.ids import PeerId, RequestId
 from common.sampling import SamplingParams
 from common.service import TICK_S, LinkEvent, LinkFull, Send, Tick
@@ -73,7 +74,8 @@ class GatewayEngine:
     """All generations of this gateway. Owned by the event loop's thread, but for `deliver` and `status_for`.
 
     model_limit: tokens of the model's context
-    Mutable state: the pure `Requests`, generations by id, and events from the links' thread.
+    is_healthy:  False when a thread that the engine depends on has died
+    Mutable state: the pure `Requests`, generations by id, events from the links' thread, and whether it is broken.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class GatewayEngine:
         model_limit: int,
         *,
         send: Callable[[PeerId, Control], bool],
+        is_healthy: Callable[[], bool],
         address: str,
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -90,13 +93,15 @@ class GatewayEngine:
         self._requests = requests
         self._model_limit = model_limit
         self._send = send
+        self._is_healthy = is_healthy
         self.address = address
         self._ids = itertools.count()
         self._generations: dict[RequestId, EngineGeneration] = {}
         self._arrived: deque[LinkEvent] = deque()
         self._statuses: dict[PeerId, GatewayStatus] = {}
         self._pools_are_live = asyncio.Event()
-        self._tick()
+        self._broken: asyncio.Future[Exception] = self._loop.create_future()
+        self._loop.call_later(TICK_S, self._tick)
 
     @property
     def max_context(self) -> int:
@@ -123,6 +128,14 @@ class GatewayEngine:
         """Return once every pool has had a live worker."""
         await self._pools_are_live.wait()
 
+    async def watch(self) -> NoReturn:
+        """Wait until it is broken, which only a bug of ours can do. Whoever started the process starts it again.
+
+        Raises: BatonError.
+        """
+        error = await self._broken
+        raise BatonError(f"the gateway's engine is broken: {error}") from error
+
     def submit(self, prompts: Sequence[tuple[Sequence[int], SamplingParams]]) -> list[EngineGeneration]:
         self._requests.check_admission(len(prompts))
         generations = [EngineGeneration(self._new_id(), self._abort) for _ in prompts]
@@ -148,12 +161,20 @@ class GatewayEngine:
         """Hand in an event of the links. Any thread; several that come close together wake the loop once."""
         self._arrived.append(event)
         if len(self._arrived) == 1:
-            self._loop.call_soon_threadsafe(self._take_arrived)
+            self._loop.call_soon_threadsafe(self._guard, self._take_arrived)
 
     def _take_arrived(self) -> None:
         while self._arrived:
             self._handle(self._arrived[0])
             self._arrived.popleft()
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        """What the loop calls by itself has no caller who would notice that it failed."""
+        try:
+            work()
+        except Exception as error:
+            if not self._broken.done():
+                self._broken.set_result(error)
 
     def status_for(self, peer: PeerId | None) -> GatewayStatus:
         """What to tell a worker. Any thread."""
@@ -161,25 +182,33 @@ class GatewayEngine:
         return known or GatewayStatus(name=self._peer, address=self.address, leases=())
 
     def _tick(self) -> None:
+        self._guard(self._let_time_pass)
+        self._loop.call_later(TICK_S, self._tick)
+
+    def _let_time_pass(self) -> None:
+        if not self._is_healthy():
+            raise BatonError("a thread has died, see the log above")
         self._handle(Tick())
         self._statuses = {
             worker.peer: GatewayStatus(name=self._peer, address=self.address, leases=self._requests.leases(worker.peer))
             for worker in self._requests.fleet.all()
         }
-        self._loop.call_later(TICK_S, self._tick)
 
     def _handle(self, event: Event) -> None:
-        for effect in self._requests.handle(event, self._loop.time()):
-            match effect:
-                case Send(peer, message):
-                    if not self._send(peer, message):
-                        self._handle(LinkFull(peer, message))
-                case Emit(request_id):
-                    self._emit(request_id, effect)
-                case Fail(request_id, error):
-                    logger.warning("%s failed: %s", request_id, error)
-                    if generation := self._generations.pop(request_id, None):
-                        generation.fail(error)
+        """What a full link refuses comes after all that the event brought: no error overtakes tokens."""
+        events = deque([event])
+        while events:
+            for effect in self._requests.handle(events.popleft(), self._loop.time()):
+                match effect:
+                    case Send(peer, message):
+                        if not self._send(peer, message):
+                            events.append(LinkFull(peer, message))
+                    case Emit(request_id):
+                        self._emit(request_id, effect)
+                    case Fail(request_id, error):
+                        logger.warning("%s failed: %s", request_id, error)
+                        if generation := self._generations.pop(request_id, None):
+                            generation.fail(error)
         if not self._pools_are_live.is_set() and not self.missing_pools():
             self._pools_are_live.set()
 

@@ -1,7 +1,7 @@
 """Who is alive, from the statuses seen. Pure."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from common.ids import PeerId
 from common.kv_layout import KVLayout
@@ -51,6 +51,11 @@ class Fleet:
             self._on_refused(status.name, f"model {status.layout.model_hash} != this gateway's {self._model_hash}")
             return
         self._workers[peer] = Worker(peer, status, now)
+
+    def note_draining(self, peer: PeerId) -> None:
+        """It said so before its status does: until then it would be asked, and refuse, again and again."""
+        if worker := self._workers.get(peer):
+            worker.status = replace(worker.status, is_draining=True)
 
     def remove(self, peer: PeerId) -> bool:
         """It died, or messages between us were lost. It is back with its next status. False when unknown."""

@@ -64,14 +64,19 @@ def build_gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
         )
     if keys.pre not in _PRE_TOKENIZERS:
         raise ModelError(f"GGUF tokenizer.ggml.pre must be one of {', '.join(_PRE_TOKENIZERS)}, got {keys.pre}")
+    if keys.bos_token_id is not None and not 0 <= keys.bos_token_id < len(keys.tokens):
+        raise ModelError(f"GGUF bos_token_id must be one of {len(keys.tokens)} tokens, got {keys.bos_token_id}")
     return _build(keys)
 
 
 def _build(keys: _Metadata) -> Tokenizer:
     vocab = {token: token_id for token_id, token in enumerate(keys.tokens)}
     merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in keys.merges)]
-    # Llama 3 takes a word that is a token as it is, even where no merges lead to it.
-    tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=keys.pre == "llama-bpe"))
+    try:
+        # Llama 3 takes a word that is a token as it is, even where no merges lead to it.
+        tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=keys.pre == "llama-bpe"))
+    except Exception as error:  # the library raises nothing narrower
+        raise ModelError(f"GGUF tokens and merges make no tokenizer: {error}") from error
     tokenizer.pre_tokenizer = _PRE_TOKENIZERS[keys.pre]()
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(_added_tokens(keys, _CONTROL))  # pyright: ignore[reportUnknownMemberType]

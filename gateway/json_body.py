@@ -13,7 +13,7 @@ Json = dict[str, object]
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 
 _MAX_SHOWN_CHARS = 80
-_PROBLEM = re.compile(r"(?:Expected (?P<expected>.*?))?(?:, got `\w+`)?(?: - at `\$(?P<path>.*)`)?")
+_PROBLEM = re.compile(r"(?:Expected (?P<expected>.*?)|.*?)(?:, got `\w+`)?(?: - at `\$(?P<path>.*)`)?")
 _MISSING = re.compile(r"Object missing required field `(?P<field>\w+)`(?: - at `\$(?P<path>.*)`)?")
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
 

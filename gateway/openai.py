@@ -54,7 +54,7 @@ class OpenAI:
         await self._serve(CHAT, await chat_job(body, self._api), body, client, arrival_s)
 
     async def _serve(self, shape: Shape, job: Job, body: SamplingBody, client: Client, arrival_s: float) -> None:
-        head = new_head(shape.id_prefix, self._api.model.name)
+        head = new_head(shape.id_prefix, self._api.model.name, body.request_id)
         with_ids = body.return_token_ids or False
         with started(job, self._api, arrival_s) as choices:
             if not body.stream:

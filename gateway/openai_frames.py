@@ -23,8 +23,9 @@ class Head:
     model: str
 
 
-def new_head(prefix: str, model: str) -> Head:
-    return Head(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), model)
+def new_head(prefix: str, model: str, request_id: str | None) -> Head:
+    """request_id: the client's own, which only its answer shows; the engine never sees it."""
+    return Head(f"{prefix}-{request_id or uuid.uuid4().hex}", int(time.time()), model)
 
 
 def usage_of(choices: Sequence[Choice]) -> Json:
@@ -122,6 +123,7 @@ class ChunkWriter:
         self._start = b"data: " + encode_data(repeated)[:-1]
         self._opened: set[int] = set()
         self._held_ids: list[list[int]] = [[] for _ in choices]
+        self._owes_prompt_ids = set(range(len(choices))) if with_ids else set[int]()
 
     def events(self, delta: Delta) -> bytes:
         """The events of one delta; often none, and several at a choice's begin and end."""
@@ -147,14 +149,20 @@ class ChunkWriter:
         field = self._shape.text % encode_data(choice.echo) if choice.echo else self._shape.opening
         if not field:
             return b""
-        extra = b',"prompt_token_ids":' + encode_data(choice.prompt.token_ids) if self._with_ids else b""
-        return self._chunk(choice.index, field, b"null", extra)
+        return self._chunk(choice.index, field, b"null", self._prompt_ids(choice.index))
 
     def _extra_ids(self, index: int) -> bytes:
         if not self._with_ids:
             return b""
         token_ids, self._held_ids[index] = self._held_ids[index], []
-        return b',"token_ids":' + encode_data(token_ids)
+        return self._prompt_ids(index) + b',"token_ids":' + encode_data(token_ids)
+
+    def _prompt_ids(self, index: int) -> bytes:
+        """A choice's first chunk has them."""
+        if index not in self._owes_prompt_ids:
+            return b""
+        self._owes_prompt_ids.remove(index)
+        return b',"prompt_token_ids":' + encode_data(self._choices[index].prompt.token_ids)
 
     def _chunk(self, index: int, field: bytes, finish_reason: bytes, extra: bytes) -> bytes:
         usage = b',"usage":' + encode_data(usage_of(self._choices)) if self._with_usage else b""

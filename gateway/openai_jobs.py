@@ -42,6 +42,8 @@ async def chat_job(body: ChatBody, api: Api) -> Job:
     """Raises: RequestError 400, 404 or 501."""
     api.check_model(body.model)
     _check_stream_options(body)
+    if body.echo:
+        raise not_built("echo")
     max_context = api.backend.max_context
     if body.max_completion_tokens is not None:
         max_tokens = check_max_tokens(body.max_completion_tokens, 0, max_context, "max_completion_tokens")
@@ -115,13 +117,19 @@ def _render(body: ChatBody, api: Api) -> str:
     if template is None:
         raise invalid(f"the model {api.model.name} has no chat template; use /v1/completions", "messages")
     messages = [_message(message, at) for at, message in enumerate(body.messages)]
-    variables = body.chat_template_kwargs or {}
+    variables = _template_variables(body)
     if not body.continue_final_message:
         add_generation_prompt = body.add_generation_prompt is not False
         return template.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)
     if body.add_generation_prompt:
         raise invalid("continue_final_message and add_generation_prompt cannot both be true", "continue_final_message")
     return template.render_open(messages, variables=variables)
+
+
+def _template_variables(body: ChatBody) -> dict[str, object]:
+    """A template that knows of efforts finds the one asked for; the others ignore it."""
+    effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
+    return effort | (body.chat_template_kwargs or {})
 
 
 def _message(message: ChatMessage, at: int) -> dict[str, object]:

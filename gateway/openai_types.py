@@ -48,6 +48,7 @@ class SamplingBody(Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    request_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
 
 
 class CompletionBody(SamplingBody, kw_only=True):
@@ -83,6 +84,8 @@ class ChatBody(SamplingBody, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, object] | None = None
+    reasoning_effort: str | None = None
+    echo: bool | None = None
 
 
 _NOT_BUILT: dict[str, tuple[object, ...]] = {
@@ -102,6 +105,14 @@ _NOT_BUILT: dict[str, tuple[object, ...]] = {
     "cache_salt": (),
     "prompt_embeds": (),
     "use_beam_search": (False,),
+    "spaces_between_special_tokens": (True,),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
     "chat_template": (),
     "documents": ([],),
     "tools": (),

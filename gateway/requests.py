@@ -168,8 +168,10 @@ class Requests:
 
     def _prefill_done(self, peer: PeerId, done: PrefillDone, now: float) -> list[Effect]:
         request = self._current(peer, done)
-        if request is None or request.phase is not Phase.PREFILL:
+        if request is None:
             return [Send(peer, Cancel(request_id=done.request_id, attempt=done.attempt))]
+        if request.phase is not Phase.PREFILL:  # said twice: a cancel would drop the very handoff that is wanted
+            return []
         if done.index != len(request.output_token_ids):
             return self._retry(request, f"token {done.index} came, {len(request.output_token_ids)} was next", now)
         if not (done.finish_reason or done.kv):
@@ -201,6 +203,8 @@ class Requests:
         return [Emit(request.request_id, token_ids, finish, request.num_cached_tokens)]
 
     def _ended(self, peer: PeerId, ended: Ended, now: float) -> list[Effect]:
+        if ended.reason is EndReason.DRAINING:
+            self.fleet.note_draining(peer)
         request = self._current(peer, ended)
         if request is None:
             return []

@@ -16,6 +16,8 @@ _MAX_BIAS = 100.0
 _INT64 = 2**63
 _INTEGER = re.compile("-?[0-9]{1,18}")
 _UINT64 = 2**64
+_MIN_REPETITION_PENALTY, _MAX_REPETITION_PENALTY = 1e-30, 1e30
+"""Logits times or divided by more would leave fp32. What is out of bounds is clamped: tokens are the same."""
 
 
 def text_options(body: SamplingBody, max_stop_strings: int) -> TextOptions:
@@ -49,18 +51,18 @@ def sampling_params(body: SamplingBody, max_tokens: int, api: Api) -> SamplingPa
     min_tokens = body.min_tokens or 0
     if min_tokens > max_tokens:
         raise invalid(f"min_tokens must be at most max_tokens = {max_tokens}, got {min_tokens}", "min_tokens")
-    stop_token_ids = tuple(body.stop_token_ids or ())
+    stop_token_ids = tuple(dict.fromkeys(body.stop_token_ids or ()))
     check_token_ids(stop_token_ids, api.model.vocab_size, "stop_token_ids")
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         temperature=_or(body.temperature, 1.0),
         top_p=_or(body.top_p, 1.0),
-        top_k=max(0, body.top_k or 0),
+        top_k=min(max(0, body.top_k or 0), api.model.vocab_size),
         min_p=_or(body.min_p, 0.0),
         presence_penalty=_or(body.presence_penalty, 0.0),
         frequency_penalty=_or(body.frequency_penalty, 0.0),
-        repetition_penalty=_or(body.repetition_penalty, 1.0),
+        repetition_penalty=_clamp(_or(body.repetition_penalty, 1.0), _MIN_REPETITION_PENALTY, _MAX_REPETITION_PENALTY),
         logit_bias=_logit_bias(body.logit_bias or {}, api.model.vocab_size),
         ignore_eos=body.ignore_eos or False,
         eos_token_ids=api.model.eos_token_ids,
@@ -110,9 +112,13 @@ def _logit_bias(bias: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, 
     wrong = [key for key in bias if not _INTEGER.fullmatch(key)]
     if wrong:
         raise invalid(f"logit_bias contains keys that are no integer token ids: {wrong[:10]}", "logit_bias")
-    clamped = {int(key): max(-_MAX_BIAS, min(_MAX_BIAS, value)) for key, value in bias.items()}
+    clamped = {int(key): _clamp(value, -_MAX_BIAS, _MAX_BIAS) for key, value in bias.items()}
     check_token_ids(clamped, vocab_size, "logit_bias")
     return tuple(clamped.items())
+
+
+def _clamp(value: float, low: float, high: float) -> float:
+    return max(low, min(high, value))
 
 
 def _or(value: float | None, default: float) -> float:

@@ -70,10 +70,11 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
     """Raises: ModelError if the model has no tokenizer that we can build."""
     if files.format == "gguf":
         return Tokenizer(build_gguf_tokenizer(files.gguf_metadata), files.eos_token_ids)
-    return Tokenizer(_read_tokenizer_json(files.path / "tokenizer.json"), files.eos_token_ids)
+    return Tokenizer(read_tokenizer_json(files.path / "tokenizer.json"), files.eos_token_ids)
 
 
-def _read_tokenizer_json(path: Path) -> FastTokenizer:
+def read_tokenizer_json(path: Path) -> FastTokenizer:
+    """Raises: ModelError."""
     if not path.is_file():
         raise ModelError(f"{path} is missing: a model folder needs a tokenizer.json")
     try:

@@ -110,7 +110,7 @@ def _read_head_dim(config: Mapping[str, Any]) -> int:
 def _read_rope(config: Mapping[str, Any]) -> Rope:
     """transformers 5 writes rope_parameters, earlier versions rope_theta and rope_scaling (with type for rope_type)."""
     rope = {"rope_theta": config.get("rope_theta", 10000.0)}
-    rope |= config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope |= _convert(config.get("rope_parameters") or config.get("rope_scaling") or {}, dict[str, Any], "rope")
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     if rope_type not in ROPE_TYPES:
         raise ModelError(f"rope_type must be one of {', '.join(ROPE_TYPES)}, got {rope_type}")

@@ -51,10 +51,16 @@ def resolve_dtype(name: str) -> str:
     Raises: ConfigError if there is no such dtype.
     """
     if name == "auto":
-        return "bfloat16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"
+        return "bfloat16" if _computes_bfloat16() else "float32"
     if name not in TORCH_DTYPES:
         raise ConfigError(f"dtype must be one of auto, {', '.join(TORCH_DTYPES)}, got {name!r}")
     return name
+
+
+def _computes_bfloat16() -> bool:
+    """oneDNN also takes bf16 where AVX-512 lacks its products, and emulates them."""
+    is_emulated = torch.cpu._is_avx512_supported() and not torch.cpu._is_avx512_bf16_supported()
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported() and not is_emulated
 
 
 def load_runner(
@@ -73,7 +79,10 @@ def load_runner(
     Raises: ConfigError if max_model_len or kernels cannot be; ModelError if the weights are not the config's.
     """
     if not 0 < max_model_len <= config.max_context:
-        raise ConfigError(f"max_model_len must be at most the model's {config.max_context}, got {max_model_len}")
+        raise ConfigError(
+            f"max_model_len must be at most {config.max_context} (max_position_embeddings"
+            f" {config.max_position_embeddings}, sliding_window {config.sliding_window}), got {max_model_len}"
+        )
     try:
         ops = choose_ops(kernels)
     except ValueError as error:

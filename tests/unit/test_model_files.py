@@ -4,11 +4,13 @@ import json
 import sys
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
 from common.errors import ModelError
 from common.model_files import find_model
+from tests import gguf_models
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "vocab_size": 10, "max_position_embeddings": 64, "eos_token_id": 2}
 
@@ -34,6 +36,49 @@ def test_a_folder_is_served_by_its_name_and_all_its_end_tokens_count(tmp_path: P
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
     files = find_model(str(folder))
     assert (files.name, files.format, files.eos_token_ids) == ("my-model", "safetensors", (7, 8, 2))
+
+
+def test_end_tokens_may_be_listed_once_or_not_at_all(tmp_path: Path) -> None:
+    listed = make_folder(tmp_path / "listed", eos_token_id=[2, 3, 2])
+    assert find_model(str(listed)).eos_token_ids == (2, 3)
+    none = make_folder(tmp_path / "none", eos_token_id=None)
+    (none / "generation_config.json").write_text("{}")
+    assert find_model(str(none)).eos_token_ids == ()
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("Tiny-Llama.gguf", "Tiny-Llama"),
+        ("tiny-1.1B-Q4_K_M.gguf", "tiny-1.1B"),
+        ("tiny.IQ2_XS.gguf", "tiny"),
+        ("tiny-bf16.GGUF", "tiny"),
+        ("qwen.gguf", "qwen"),
+    ],
+)
+def test_a_gguf_file_is_served_by_its_name_without_the_quantisation(tmp_path: Path, file: str, name: str) -> None:
+    path = gguf_models.write(tmp_path / file)
+    files = find_model(str(path))
+    assert (files.name, files.format, files.path, files.weight_files) == (name, "gguf", path, (path,))
+    assert (files.vocab_size, files.max_position_embeddings, files.eos_token_ids) == (257, 512, (2,))
+    assert files.gguf_metadata["llama.block_count"] == 3
+
+
+def test_weights_may_lie_in_several_files(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "model")
+    (folder / "model.safetensors").rename(folder / "part-2.safetensors")
+    (folder / "part-1.safetensors").write_bytes((folder / "part-2.safetensors").read_bytes())
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "part-2.safetensors", "b": "part-1.safetensors"}}))
+    files = find_model(str(folder))
+    assert [file.name for file in files.weight_files] == ["part-1.safetensors", "part-2.safetensors"]
+    (folder / "part-1.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"part-1\.safetensors is missing"):
+        find_model(str(folder))
+    for wrong in ("{}", '{"weight_map": {}}', '{"weight_map": {"a": 1}}', "not json"):
+        index.write_text(wrong)
+        with pytest.raises(ModelError, match=r"index\.json: not usable"):
+            find_model(str(folder))
 
 
 def test_the_identity_is_of_config_and_weights_and_not_of_the_path(tmp_path: Path) -> None:
@@ -95,3 +140,26 @@ def test_a_hub_name_is_found_in_the_local_cache(tmp_path: Path, monkeypatch: pyt
     assert (files.name, files.path.name) == ("owner/name", "abc")
     with pytest.raises(ModelError, match="owner/other"):
         find_model("owner/other")
+
+
+def test_a_failing_download_names_the_model_and_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> str:
+        raise RuntimeError("the proxy is down")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(ModelError, match=r"'owner/name' not found: .* cache nor on the hub: the proxy is down"):
+        find_model("owner/name")
+
+
+@pytest.mark.parametrize(
+    "model", ["no/such/folder", "./model", "name with spaces", "missing.gguf", "~no-such-user/model"]
+)
+def test_what_cannot_be_a_hub_name_is_not_looked_up(model: str) -> None:
+    with pytest.raises(ModelError, match="no such file or folder, and not a hub name"):
+        find_model(model)
+
+
+def test_without_the_default_distribution_a_model_must_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("common.model_files.DEFAULT_DISTRIBUTION", "no-such-distribution")
+    with pytest.raises(ModelError, match="no model given, and the default"):
+        find_model("")

@@ -235,6 +235,7 @@ def test_preemptions_and_drains_do_not_count_as_failures() -> None:
             break
         reason = EndReason.PREEMPTED if attempt % 2 else EndReason.DRAINING
         bench.do(Received(peer, Ended(request_id=RequestId("a"), attempt=attempt, reason=reason, detail="")))
+        bench.join((D0, Role.DECODE))
         if len(client.token_ids) == GREEDY.max_tokens - 1:
             bench.prefill()
             break
@@ -265,6 +266,30 @@ def test_a_request_that_takes_too_long_is_cancelled_at_its_worker() -> None:
     assert client.error is not None
     assert client.error.status == 504
     assert bench.take(Cancel) == (P0, Cancel(request_id=RequestId("a"), attempt=0))
+
+
+def test_a_worker_that_refuses_because_it_drains_is_not_asked_again() -> None:
+    bench = Bench()
+    bench.join((P0, Role.PREFILL), (P1, Role.PREFILL), (D0, Role.DECODE))
+    bench.submit()
+    peer, _ = bench.take(PrefillRequest)
+    bench.do(Received(peer, Ended(request_id=RequestId("a"), attempt=0, reason=EndReason.DRAINING, detail="")))
+    other, _ = bench.take(PrefillRequest)
+    assert other != peer
+    bench.join((peer, Role.PREFILL))
+    assert len(bench.requests.fleet.pool(Role.PREFILL)) == 2, "what its next status says is what counts"
+
+
+def test_a_handoff_that_is_announced_twice_stays_wanted() -> None:
+    bench = started()
+    client = bench.submit()
+    peer, request = bench.take(PrefillRequest)
+    assert isinstance(request, PrefillRequest)
+    for _ in range(2):
+        bench.do(Received(peer, prefill_done(request, peer)))
+    assert not any(isinstance(message, Cancel) for _, message in bench.sent)
+    assert bench.requests.leases(P0) == ((RequestId("a"), 0),)
+    assert len(client.token_ids) == 1
 
 
 def test_an_abort_cancels_at_both_workers() -> None:

@@ -5,12 +5,25 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from common.ids import PeerId, RequestId
-from common.sampling import SamplingParams
-from common.service import LinkLost, Received, Tick
-from common.wire import Cancel, DecodeRequest, Ended, EndReason, PrefillRequest, Role, Tokens
+from common.sampling import FinishReason, SamplingParams
+from common.service import LinkFull, LinkLost, Received, Send, Tick
+from common.wire import (
+    Cancel,
+    DecodeRequest,
+    Ended,
+    EndReason,
+    PrefillDone,
+    PrefillRequest,
+    Role,
+    Tokens,
+    TokensEntry,
+)
 from gateway.fleet import WORKER_TIMEOUT_S
 from gateway.requests import Abort
-from tests.unit.test_requests import POLICY, Bench, prefill_done, tokens
+from tests.unit.test_requests import POLICY, Bench, Client, descriptor, prefill_done, tokens
+
+STRANGER = PeerId("stranger#1")
+NO_REQUEST = RequestId("nobody")
 
 
 class LifeMachine(RuleBasedStateMachine):
@@ -95,6 +108,35 @@ class LifeMachine(RuleBasedStateMachine):
                 self.alive[peer] = role
                 self.bench.join((peer, role))
 
+    @rule()
+    def a_link_is_full(self) -> None:
+        """What was sent last did not go out; the worker is heard of again."""
+        if self.bench.sent and (peer := self.bench.sent[-1][0]) in self.alive:
+            self.bench.do(LinkFull(*self.bench.sent.pop()))
+            self.bench.join((peer, self.alive[peer]))
+
+    @rule(
+        data=st.data(),
+        attempt=st.sampled_from([0, 0, 1, 2, 99]),
+        index=st.integers(0, 7),
+        kind=st.sampled_from([PrefillDone, TokensEntry, Ended]),
+    )
+    def somebody_says_something_at_a_wrong_moment(
+        self, data: st.DataObject, attempt: int, index: int, kind: type[PrefillDone | TokensEntry | Ended]
+    ) -> None:
+        """What it says of the model's output is true; whether it may say so is another matter."""
+        peer = data.draw(st.sampled_from([*sorted(self.alive), STRANGER]))
+        request_id = data.draw(st.sampled_from([*sorted(self.bench.clients), NO_REQUEST]))
+        client = self.bench.clients.get(request_id) or Client(expected=[1, 2, 3])
+        message = misplaced(kind, request_id, attempt, index, client.expected, peer)
+        is_stale = peer == STRANGER or attempt == 99 or request_id == NO_REQUEST or client.is_ended
+        event = Received(peer, Tokens(entries=(message,)) if isinstance(message, TokensEntry) else message)
+        effects = self.bench.do(event)
+        if is_stale and isinstance(message, Ended):
+            assert effects == []
+        elif is_stale:
+            assert effects == [Send(peer, Cancel(request_id=request_id, attempt=attempt))]
+
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         open_ids = sorted(name for name, client in self.bench.clients.items() if not client.is_ended)
@@ -135,6 +177,40 @@ class LifeMachine(RuleBasedStateMachine):
             self.bench.do(Tick())
         assert all(client.is_ended for client in self.bench.clients.values())
         assert len(self.bench.requests) == 0
+
+
+def misplaced(
+    kind: type[PrefillDone | TokensEntry | Ended],
+    request_id: RequestId,
+    attempt: int,
+    index: int,
+    output: list[int],
+    peer: PeerId,
+) -> PrefillDone | TokensEntry | Ended:
+    new = tuple(output[index : index + 2])
+    if kind is Ended or not new:
+        return Ended(request_id=request_id, attempt=attempt, reason=EndReason.LINK_LOST, detail="confused")
+    if kind is TokensEntry:
+        ends = index + len(new) == len(output)
+        return TokensEntry(
+            request_id=request_id,
+            attempt=attempt,
+            index=index,
+            token_ids=new,
+            finish_reason=FinishReason.LENGTH if ends else None,
+            stop_token_id=None,
+        )
+    ends = index + 1 == len(output)
+    return PrefillDone(
+        request_id=request_id,
+        attempt=attempt,
+        index=index,
+        token_id=new[0],
+        num_cached_tokens=0,
+        finish_reason=FinishReason.LENGTH if ends else None,
+        stop_token_id=None,
+        kv=None if ends else descriptor(peer, 5 + index),
+    )
 
 
 LifeMachine.TestCase.settings = settings(stateful_step_count=60, max_examples=60)

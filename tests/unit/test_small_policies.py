@@ -1,6 +1,5 @@
 """Finishes, tombstones, who is alive, whom a request goes to, and the real loops over fakes."""
 
-import asyncio
 from dataclasses import replace
 from queue import SimpleQueue
 
@@ -9,18 +8,15 @@ import pytest
 from common.engine.step import ScheduledSequence, StepPlan, StepResult
 from common.engine.worker import WorkerService
 from common.engine.worker_loop import Stop, WorkerLoop
-from common.errors import BatonError, RequestError
+from common.errors import BatonError
 from common.ids import PeerId, RequestId, SequenceKey
 from common.peers import LivePeers, Tombstones
 from common.sampling import Finish, FinishReason, SamplingParams, check_finish
-from common.service import LinkFull, Received, Send, Tick
-from common.wire import Cancel, Control, PrefillRequest, Role, WorkerStatus
-from gateway.backend import Update
-from gateway.engine import GatewayEngine
+from common.service import LinkFull, Send, Tick
+from common.wire import Cancel, Control, Role, WorkerStatus
 from gateway.fleet import WORKER_TIMEOUT_S, Fleet, Worker
-from gateway.requests import Requests
 from gateway.router import pick_decode, pick_prefill
-from tests.unit.test_requests import D0, P0, POLICY, prefill_done, status
+from tests.unit.test_requests import P0, status
 
 PARAMS = SamplingParams(max_tokens=3, eos_token_ids=(2,), stop_token_ids=(7,))
 
@@ -215,38 +211,3 @@ def test_a_dead_thread_ends_the_worker() -> None:
     loop, _ = make_loop(LoopService(), is_healthy=False)
     with pytest.raises(BatonError, match="thread"):
         loop.run()
-
-
-def test_the_engine_merges_for_slow_readers_and_ends_with_errors() -> None:
-    async def scenario() -> None:
-        sent: list[tuple[PeerId, Control]] = []
-
-        def send(peer: PeerId, message: Control) -> bool:
-            sent.append((peer, message))
-            return True
-
-        requests = Requests(Fleet("fake-model", lambda name, reason: None), replace(POLICY, max_concurrent_requests=2))
-        engine = GatewayEngine(PeerId("g#1"), requests, 1000, send=send, address="sim")
-        for peer, role in ((P0, Role.PREFILL), (D0, Role.DECODE)):
-            engine.deliver(Received(peer, status(peer, role)))
-        await engine.wait_for_pools()
-        assert (engine.max_context, engine.missing_pools()) == (400, [])
-        sampling = SamplingParams(max_tokens=9, temperature=0)
-        first, second = engine.submit([((1, 2), sampling), ((3,), sampling)])
-        with pytest.raises(RequestError) as refusal:
-            engine.submit([((1,), sampling)])
-        assert refusal.value.status == 429
-        request = sent[0][1]
-        assert isinstance(request, PrefillRequest)
-        engine.deliver(Received(P0, prefill_done(request, P0)))
-        update = await anext(first)
-        assert isinstance(update, Update)
-        assert len(update.token_ids) == 1
-        second.cancel()
-        second.cancel()
-        engine.fail_all(RequestError(503, "stopping"))
-        with pytest.raises(RequestError, match="stopping"):
-            await anext(first)
-        assert engine.num_active == 0
-
-    asyncio.run(scenario())

@@ -33,10 +33,10 @@ STATUS = GatewayStatus(name="gateway", address="sim", leases=())
 class Prefill:
     """A prefill service with a fake runner."""
 
-    def __init__(self, num_blocks: int = 16) -> None:
+    def __init__(self, num_blocks: int = 16, max_batch_tokens: int = 64) -> None:
         self.blocks = BlockManager(num_blocks, LAYOUT.block_size)
         self.runner = FakeRunner(num_blocks, LAYOUT)
-        scheduler = PrefillScheduler(self.blocks, max_batch_tokens=64, max_step_s=0, lease_s=10)
+        scheduler = PrefillScheduler(self.blocks, max_batch_tokens=max_batch_tokens, max_step_s=0, lease_s=10)
         identity = WorkerIdentity("prefill", "sim", LAYOUT, num_blocks)
         self.service = PrefillService(identity, SOURCE, self.blocks, scheduler)
 

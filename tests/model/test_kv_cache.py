@@ -1,0 +1,114 @@
+"""The cache's layout in bytes, over memory of its own and over a buffer that somebody else shares."""
+
+import mmap
+from multiprocessing.shared_memory import SharedMemory
+
+import numpy as np
+import pytest
+import torch
+import xxhash
+
+from common.engine.kv_cache import TORCH_DTYPES, KVCache, num_blocks_for
+from common.ids import BlockId
+from common.kv_layout import DTYPE_BYTES, KVLayout
+
+SHAPE = (5, 3, 2, 2, 4, 8)
+"""[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]"""
+
+
+def make_layout(dtype: str = "float32") -> KVLayout:
+    return KVLayout(
+        name="plain", dtype=dtype, num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, model_hash="hash"
+    )
+
+
+def make_cache(buffer: mmap.mmap | memoryview | None = None) -> KVCache:
+    return KVCache(make_layout(), SHAPE[0], buffer)
+
+
+def test_a_block_is_one_piece_with_all_its_layers() -> None:
+    cache = make_cache()
+    expected = np.arange(np.prod(SHAPE), dtype=np.float32).reshape(SHAPE)
+    for index in range(SHAPE[1]):
+        cache.layer(index).copy_(torch.from_numpy(expected[:, index]))
+    assert np.array_equal(np.frombuffer(cache.memory, np.float32).reshape(SHAPE), expected)
+    for block in range(SHAPE[0]):
+        got = np.frombuffer(cache.block_view(BlockId(block)), np.float32).reshape(SHAPE[1:])
+        assert np.array_equal(got, expected[block])
+
+
+def test_bytes_written_to_a_block_are_what_layers_read() -> None:
+    cache = make_cache()
+    block = np.random.default_rng(1).random(SHAPE[1:], dtype=np.float32)
+    cache.block_view(BlockId(3))[:] = block.tobytes()
+    for index in range(SHAPE[1]):
+        assert np.array_equal(cache.layer(index)[3].numpy(), block[index])
+        assert cache.layer(index)[[0, 1, 2, 4]].count_nonzero() == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPE_BYTES)
+def test_the_layouts_block_bytes_are_the_caches(dtype: str) -> None:
+    layout = make_layout(dtype)
+    cache = KVCache(layout, 5)
+    assert len(cache.memory) == 5 * layout.block_bytes
+    assert cache.layer(0).dtype == TORCH_DTYPES[dtype]
+    assert cache.layer(0).shape == (5, 2, 2, 4, 8)
+    assert [num_blocks_for(layout, layout.block_bytes * 2 + extra) for extra in (-1, 0, 1)] == [1, 2, 2]
+
+
+def test_the_cache_starts_zeroed() -> None:
+    assert not any(make_cache().memory)
+
+
+def test_a_buffer_larger_than_the_cache_is_used_from_its_start() -> None:
+    num_bytes = SHAPE[0] * make_layout().block_bytes
+    buffer = mmap.mmap(-1, num_bytes + 100)
+    cache = make_cache(buffer)
+    assert len(cache.memory) == num_bytes
+    cache.layer(2)[4, 1, 1, 3, 7] = 1.5
+    assert np.frombuffer(buffer, np.float32, count=1, offset=num_bytes - 4) == 1.5
+    assert not any(buffer[num_bytes:])
+
+
+def test_what_is_written_to_shared_memory_is_seen_through_another_mapping() -> None:
+    num_bytes = SHAPE[0] * make_layout().block_bytes
+    ours = SharedMemory(create=True, size=num_bytes)
+    theirs = SharedMemory(name=ours.name)
+    assert ours.buf is not None
+    assert theirs.buf is not None
+    try:
+        cache = make_cache(ours.buf)
+        cache.layer(1)[2] = 7.0
+        start = 2 * cache.layout.block_bytes
+        seen = np.frombuffer(bytes(theirs.buf[start : start + cache.layout.block_bytes]), np.float32)
+        assert (seen.reshape(SHAPE[1:])[1] == 7.0).all()
+        theirs.buf[:4] = np.float32(3.0).tobytes()
+        assert cache.layer(0)[0, 0, 0, 0, 0] == 3.0
+        del cache
+    finally:
+        theirs.close()
+        ours.close()
+        ours.unlink()
+
+
+def test_a_buffer_that_is_too_small_is_our_bug() -> None:
+    with pytest.raises(AssertionError, match="the buffer must have"):
+        make_cache(memoryview(bytearray(SHAPE[0] * make_layout().block_bytes - 1)))
+
+
+@pytest.mark.parametrize("block_id", [-1, 5])
+def test_a_block_outside_the_cache_is_our_bug(block_id: int) -> None:
+    with pytest.raises(AssertionError, match="block_id must be below 5"):
+        make_cache().block_view(BlockId(block_id))
+
+
+def test_checksums_are_of_each_blocks_bytes() -> None:
+    cache = make_cache()
+    blocks = np.random.default_rng(1).random(SHAPE, dtype=np.float32)
+    cache.memory[:] = blocks.tobytes()
+    checksums = cache.checksums([BlockId(4), BlockId(0)])
+    assert checksums == {block: xxhash.xxh3_64_intdigest(blocks[block].tobytes()) for block in (4, 0)}
+    cache.layer(2)[4, 1, 1, 3, 7] += 1
+    changed = cache.checksums([BlockId(4), BlockId(0)])
+    assert changed[BlockId(4)] != checksums[BlockId(4)]
+    assert changed[BlockId(0)] == checksums[BlockId(0)]

@@ -1,0 +1,167 @@
+"""The real loop around real services: what happens between steps, and how it ends."""
+
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from common.engine.step import StepPlan, StepResult
+from common.engine.worker_loop import Stop, WorkerLoop
+from common.ids import PeerId
+from common.service import TICK_S, LinkLost, Received
+from common.wire import Cancel, Control, Ended, EndReason, PrefillDone
+from kvtransfer.transport import KVReleased, Publish, Withdraw
+from tests.fakes import FakeRunner
+from tests.unit.test_prefill_service import prompt
+from tests.unit.test_worker_services import GATEWAY, KEY, LAYOUT, STATUS, Prefill
+
+STEP_S = 0.03
+TOO_MANY_STEPS = 1000
+
+
+class ScriptedRunner:
+    """Runs steps on a virtual clock; `during` plays what happens while step 0, 1, 2, … runs."""
+
+    def __init__(self, num_blocks: int, during: dict[int, Callable[[], object]]) -> None:
+        self.now = 0.0
+        self.plans: list[StepPlan] = []
+        self._runner = FakeRunner(num_blocks, LAYOUT)
+        self._during = during
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        assert len(self.plans) < TOO_MANY_STEPS
+        self.now += STEP_S
+        self._during.get(len(self.plans), lambda: None)()
+        self.plans.append(plan)
+        return self._runner.execute(plan)
+
+
+class Rig:
+    """A prefill worker's loop; KV is fetched and released at once, and Stop comes with the last release.
+
+    num_handoffs: after so many the loop is told to stop
+    """
+
+    def __init__(
+        self,
+        *,
+        num_handoffs: int = 1,
+        max_batch_tokens: int = 64,
+        drain_timeout_s: float = 30,
+        during: dict[int, Callable[[], object]] | None = None,
+    ) -> None:
+        self.prefill = Prefill(num_blocks=64, max_batch_tokens=max_batch_tokens)
+        self.runner = ScriptedRunner(64, during or {})
+        self.inbox: SimpleQueue[Any] = SimpleQueue()
+        self.sent: list[tuple[PeerId, Control]] = []
+        self.effects: list[object] = []
+        self._num_handoffs = num_handoffs
+        self.loop: WorkerLoop[Any, Any] = WorkerLoop(
+            self.prefill.service,
+            self.runner,
+            inbox=self.inbox,
+            send=self._send,
+            apply_transfer=self._apply,
+            extra_counters=dict,
+            is_healthy=lambda: True,
+            drain_timeout_s=drain_timeout_s,
+            clock=lambda: self.runner.now,
+        )
+
+    def _send(self, peer: PeerId, message: Control) -> bool:
+        self.sent.append((peer, message))
+        return True
+
+    def _apply(self, effect: object) -> None:
+        self.effects.append(effect)
+        if isinstance(effect, Publish):
+            self.inbox.put(KVReleased(effect.key))
+            self._num_handoffs -= 1
+            if self._num_handoffs == 0:
+                self.inbox.put(Stop())
+
+    def messages(self, kind: type[Control]) -> list[Control]:
+        return [message for _, message in self.sent if isinstance(message, kind)]
+
+
+def test_requests_become_handoffs_in_the_order_of_effects() -> None:
+    rig = Rig(num_handoffs=2)
+    for name in "ab":
+        rig.inbox.put(Received(GATEWAY, prompt(name)))
+    rig.loop.run()
+    assert [message.request_id for message in rig.messages(PrefillDone) if isinstance(message, PrefillDone)] == [*"ab"]
+    assert [type(effect) for effect in rig.effects] == [Publish, Publish, Withdraw, Withdraw]
+    assert rig.prefill.blocks.num_owned == 0
+
+
+def test_what_comes_while_a_step_runs_is_handled_before_the_next_one() -> None:
+    """`a` takes several steps; it is cancelled during the first, so the second is the late `b`'s alone."""
+
+    def interfere() -> None:
+        rig.inbox.put(Received(GATEWAY, Cancel(request_id=KEY.request_id, attempt=0)))
+        rig.inbox.put(Received(GATEWAY, prompt("b")))
+
+    rig = Rig(during={0: interfere})
+    rig.inbox.put(Received(GATEWAY, prompt("a", length=200)))
+    rig.loop.run()
+    assert [[s.key.request_id for s in plan.sequences] for plan in rig.runner.plans] == [["a"], ["b"]]
+    assert rig.prefill.blocks.num_owned == 0
+
+
+def test_a_link_that_is_lost_during_a_step_ends_its_requests_only() -> None:
+    def lose() -> None:
+        rig.inbox.put(LinkLost(GATEWAY, "gap"))
+        rig.inbox.put(Received(GATEWAY, prompt("b")))
+
+    rig = Rig(during={1: lose})
+    rig.inbox.put(Received(GATEWAY, prompt("a", length=200)))
+    rig.loop.run()
+    (ended,) = rig.messages(Ended)
+    assert isinstance(ended, Ended)
+    assert (ended.request_id, ended.reason) == ("a", EndReason.LINK_LOST)
+    assert len(rig.messages(PrefillDone)) == 1
+
+
+def test_a_status_says_for_how_long_the_step_has_run() -> None:
+    seen: list[float] = []
+    rig = Rig(during={0: lambda: seen.append(rig.loop.current_status().step_running_s)})
+    rig.inbox.put(Received(GATEWAY, prompt("a")))
+    rig.loop.run()
+    assert seen == [pytest.approx(STEP_S)]
+
+
+def test_a_status_is_renewed_with_every_tick_of_a_busy_loop() -> None:
+    num_steps = int(2 * TICK_S / STEP_S)
+    seen: list[float] = []
+    rig = Rig(max_batch_tokens=16, during={num_steps: lambda: seen.append(rig.loop.current_status().counters["steps"])})
+    rig.inbox.put(Received(GATEWAY, STATUS))
+    rig.inbox.put(Received(GATEWAY, prompt("a", length=250)))
+    rig.loop.run()
+    assert 0 < seen[0] <= num_steps
+
+
+def test_a_loop_that_is_told_to_stop_refuses_what_still_comes() -> None:
+    def stop() -> None:
+        rig.inbox.put(Stop())
+        rig.inbox.put(Received(GATEWAY, prompt("late")))
+
+    rig = Rig(during={0: stop})
+    rig.inbox.put(Received(GATEWAY, prompt("a")))
+    rig.loop.run()
+    (refusal,) = rig.messages(Ended)
+    assert isinstance(refusal, Ended)
+    assert (refusal.request_id, refusal.reason) == ("late", EndReason.DRAINING)
+    assert len(rig.messages(PrefillDone)) == 1
+
+
+def test_what_is_left_after_the_drain_timeout_is_given_up() -> None:
+    """The prompt takes four steps; it is told to stop during the first and has time for another one."""
+    rig = Rig(drain_timeout_s=1.5 * STEP_S, during={0: lambda: rig.inbox.put(Stop())})
+    rig.inbox.put(Received(GATEWAY, prompt("a", length=200)))
+    rig.loop.run()
+    (ended,) = rig.messages(Ended)
+    assert isinstance(ended, Ended)
+    assert ended.reason is EndReason.DRAINING
+    assert len(rig.runner.plans) == 3
+    assert rig.prefill.blocks.num_owned == 0
