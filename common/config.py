@@ -110,13 +110,14 @@ class WorkerOptions:
     kv_cache_memory: Annotated[
         ByteSize, Flag(help="of one worker's KV cache; 0: from the memory that is free", unit="bytes", at_least=0)
     ] = ByteSize(0)
-    block_size: Annotated[int, Flag(help="of a KV block", unit="tokens", at_least=1)] = 16
+    block_size: Annotated[int, Flag(help="of a KV block; even", unit="tokens", at_least=2)] = 16
     threads: Annotated[int, Flag(help="compute threads of one worker; 0: the cores available to it", at_least=0)] = 0
     kv_transport: Annotated[
         Literal["auto", "tcp", "shm"], Flag(help="how KV blocks travel; auto: shared memory where both ends see it")
     ] = "auto"
     kernels: Annotated[
-        Literal["auto", "reference"], Flag(help="auto: the fastest that this machine can run; reference: plain PyTorch")
+        Literal["auto", "cpu", "reference"],
+        Flag(help="cpu: native, built on first use; reference: plain PyTorch; auto: native if that can be had"),
     ] = "auto"
     drain_timeout: Annotated[
         float, Flag(help="after SIGTERM, for running requests to end", unit="s", at_least=0, wiring=True)

@@ -1,38 +1,93 @@
 """The one place that chooses between implementations of the ops."""
 
-from kernels.decode_attention import decode_attention
-from kernels.linear import pack_linear
-from kernels.prefill_attention import prefill_attention
-from kernels.rms_norm import rms_norm
-from kernels.rope_and_cache import rope_and_cache
-from kernels.silu_and_mul import silu_and_mul
+import logging
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from kernels.blocks import (
+    AttentionBlock,
+    AttentionWeights,
+    Head,
+    LinearWeight,
+    MLPBlock,
+    MLPWeights,
+    NormWeight,
+    ReferenceAttention,
+    ReferenceHead,
+    ReferenceMLP,
+)
+from kernels.cpu.cores import Cores
+from kernels.cpu.library import NoNativeOps
+from kernels.cpu.ops import CpuOps
+
+logger = logging.getLogger(__name__)
+
+
+class Ops(Protocol):
+    """What a model is built from: given to it once, never looked up."""
+
+    @property
+    def name(self) -> str: ...
+
+    def hidden_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """What hidden states are between blocks, for weights of this dtype."""
+        ...
+
+    def attention(self, weights: AttentionWeights) -> AttentionBlock: ...
+
+    def mlp(self, weights: MLPWeights) -> MLPBlock: ...
+
+    def head(self, norm: NormWeight, weight: LinearWeight) -> Head: ...
+
+    def step(self) -> AbstractContextManager[None]:
+        """Around every step: blocks and heads are called only inside."""
+        ...
 
 
 class ReferenceOps:
     """Plain PyTorch, on every device."""
 
     name = "reference"
-    rms_norm = staticmethod(rms_norm)
-    rope_and_cache = staticmethod(rope_and_cache)
-    prefill_attention = staticmethod(prefill_attention)
-    decode_attention = staticmethod(decode_attention)
-    silu_and_mul = staticmethod(silu_and_mul)
-    pack_linear = staticmethod(pack_linear)
+    attention = staticmethod(ReferenceAttention)
+    mlp = staticmethod(ReferenceMLP)
+    head = staticmethod(ReferenceHead)
+
+    def hidden_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return dtype
+
+    def step(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
-Ops = ReferenceOps
-"""What a model is built from: given to it once, never looked up."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpsRequest:
+    """What a model asks of its ops; not all of them can do everything."""
 
-OPS: dict[str, type[Ops]] = {"reference": ReferenceOps}
+    dtype: torch.dtype
+    head_dim: int
+    block_size: int
 
 
-def choose_ops(name: str = "auto") -> Ops:
-    """The ops called name; `auto` takes the best that this machine has.
+NAMES = ("auto", "cpu", "reference")
 
-    Raises: ValueError when there are none of that name.
+
+def choose_ops(name: str, request: OpsRequest, cores: Cores) -> Ops:
+    """The ops called name; `auto` takes the best that this machine has and says so when that is not native.
+
+    cores: which the native ops may use
+    Raises: ValueError when there are none of that name, or they cannot do what is asked.
     """
-    if name == "auto":
-        name = "reference"
-    if name not in OPS:
-        raise ValueError(f"kernels must be one of auto, {', '.join(OPS)}, got {name!r}")
-    return OPS[name]()
+    if name not in NAMES:
+        raise ValueError(f"kernels must be one of {', '.join(NAMES)}, got {name!r}")
+    if name == "reference":
+        return ReferenceOps()
+    try:
+        return CpuOps(request.dtype, request.head_dim, request.block_size, cores)
+    except NoNativeOps as error:
+        if name == "cpu":
+            raise ValueError(f"kernels cpu: {error}") from error
+        logger.warning("slow: plain PyTorch ops are used, since %s", error)
+        return ReferenceOps()

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from kernels.paged_kv import LayerKV
+
 
 class OnlineSoftmax:
     """Attention of many independent query groups, with the softmax corrected as tiles of keys arrive.
@@ -42,25 +44,22 @@ class OnlineSoftmax:
 
 
 def read_kv_tile(
-    kv_cache: Tensor, block_tables: Tensor, context_lens: Tensor, start: int, num_keys: int
+    kv: LayerKV, block_tables: Tensor, context_lens: Tensor, start: int, num_keys: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Read keys start … start + num_keys - 1 of each sequence through its block table.
 
-    kv_cache:      [num_blocks, 2, num_kv_heads, block_size, head_dim], any strides over blocks
     block_tables:  [num_seqs, max_blocks]; entries past a sequence's last block are not followed
     context_lens:  [num_seqs]; values past it are returned as zeros, so garbage in free slots stays there
     start, num_keys: multiples of block_size
     Returns k and v, [num_seqs, num_kv_heads, num_keys, head_dim] fp32, and the keys' positions [num_keys];
     fewer keys where block tables end earlier.
     """
-    num_kv_heads, block_size = kv_cache.shape[2:4]
+    block_size, device = kv.block_size, block_tables.device
     block_ids = block_tables[:, start // block_size : (start + num_keys) // block_size].long()
-    positions = torch.arange(start, start + block_ids.shape[1] * block_size, device=kv_cache.device)
+    positions = torch.arange(start, start + block_ids.shape[1] * block_size, device=device)
     is_past = positions >= context_lens.unsqueeze(1)
     block_ids = block_ids.masked_fill(is_past[:, ::block_size], 0)
-    # Indices of [num_seqs, num_kv_heads, num_blocks] bring blocks in the order wanted with one copy.
-    heads = torch.arange(num_kv_heads, device=kv_cache.device).unsqueeze(1)
-    k, v = (cache[block_ids.unsqueeze(1), heads].float().flatten(2, 3) for cache in kv_cache.unbind(1))
+    k, v = (part.float() for part in kv.read(block_ids))
     sequences, keys = is_past.nonzero(as_tuple=True)
     v[sequences, :, keys] = 0.0
     return k, v, positions

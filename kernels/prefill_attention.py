@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.online_softmax import OnlineSoftmax, read_kv_tile
+from kernels.paged_kv import LayerKV
 
 # Rows and keys of a tile of scores. 64 x 128 to 128 x 256 are within a tenth of each other (2,048 tokens, 9 heads,
 # two EPYC cores, 2026-12); fewer rows read the cache more often, more rows pad short sequences further.
@@ -30,7 +31,7 @@ class QueryTiles(NamedTuple):
 
 def prefill_attention(
     q: Tensor,
-    kv_cache: Tensor,
+    kv: LayerKV,
     cu_seqlens_q: Tensor,
     context_lens: Tensor,
     block_tables: Tensor,
@@ -40,7 +41,6 @@ def prefill_attention(
     """Causal attention of a ragged batch; keys and values, the new ones too, are read from the cache.
 
     q:             [num_tokens, num_heads, head_dim], sequences one after the other
-    kv_cache:      [num_blocks, 2, num_kv_heads, block_size, head_dim], one layer's view, any strides over blocks
     cu_seqlens_q:  [num_seqs + 1] int32; sequence i has the queries cu_seqlens_q[i] … cu_seqlens_q[i + 1] - 1,
                    at least one, which are the last tokens of its context
     context_lens:  [num_seqs] int32, prefix and new tokens
@@ -48,7 +48,7 @@ def prefill_attention(
     max_seqlen_q:  the most queries that a sequence has
     Returns [num_tokens, num_heads, head_dim] in q's dtype; sums in fp32.
     """
-    num_kv_heads, block_size = kv_cache.shape[2:4]
+    num_kv_heads, block_size = kv.num_kv_heads, kv.block_size
     num_keys = max(BLOCK_N // block_size, 1) * block_size
     num_rows = min(BLOCK_M, max_seqlen_q)
     tiles = cut_query_tiles(cu_seqlens_q, context_lens, num_rows)
@@ -59,7 +59,7 @@ def prefill_attention(
     attention = OnlineSoftmax(q_tiles, scale)
     for start in range(0, max(tiles.kv_lens, default=0), num_keys):
         active = slice(sum(length > start for length in tiles.kv_lens))
-        k, v, positions = read_kv_tile(kv_cache, tables[active], lens[active], start, num_keys)
+        k, v, positions = read_kv_tile(kv, tables[active], lens[active], start, num_keys)
         attention.update(k, v, positions <= positions_q[active].unsqueeze(2))
     out = torch.empty_like(q)
     result = attention.result().unflatten(2, (num_rows, -1)).transpose(1, 2).flatten(2, 3)

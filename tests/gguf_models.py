@@ -10,13 +10,13 @@ import numpy.typing as npt
 
 METADATA: Mapping[str, Any] = {
     "llama.context_length": 512,
-    "llama.embedding_length": 48,
+    "llama.embedding_length": 96,
     "llama.block_count": 3,
     "llama.feed_forward_length": 80,
     "llama.attention.head_count": 6,
     "llama.attention.head_count_kv": 2,
     "llama.attention.layer_norm_rms_epsilon": 1e-6,
-    "llama.rope.dimension_count": 8,
+    "llama.rope.dimension_count": 16,
     "tokenizer.ggml.eos_token_id": 2,
 }
 
@@ -47,7 +47,7 @@ def write(
         elif isinstance(value, list):
             writer.add_array(key, value)
     if tensors is None:
-        tensors = {"token_embd.weight": np.zeros((257, 48), np.float32)}
+        tensors = {"token_embd.weight": np.zeros((257, 96), np.float32)}
     for name, tensor in tensors.items():
         if tensor.ndim == 1:
             writer.add_tensor(name, tensor)

@@ -10,51 +10,23 @@ import torch
 from torch import Tensor
 
 from common.engine.step import ScheduledSequence, StepPlan
+from kernels.token_rows import DecodeRows, PrefillRows, TokenRows
 
 IntArray = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeRows:
-    """The rows of sequences with one token each, for `decode_attention`.
-
-    block_tables: [num_seqs, max_blocks] int32;  context_lens: [num_seqs] int32, the new token included
-    """
-
-    block_tables: Tensor
-    context_lens: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillRows:
-    """The rows of sequences with several tokens, one after the other, for `prefill_attention`.
-
-    cu_seqlens: [num_seqs + 1] int32, counted from the first of these rows;  max_seqlen: the longest run
-    """
-
-    cu_seqlens: Tensor
-    max_seqlen: int
-    block_tables: Tensor
-    context_lens: Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class Batch:
-    """One row a token: first the decode rows, then the prefill rows.
+    """One row a token.
 
-    input_ids, positions, slot_mapping:  [num_tokens] int64; slot = block_id * block_size + offset
-    num_decode_rows:                     rows of `decode`; the rest are those of `prefill`
-    decode, prefill:                     None when there are no such rows
-    sampled_rows:                        [num_sampled] int64: the rows whose logits are wanted
-    sampled:                             the sequences of these rows
+    input_ids:     [num_tokens] int64
+    rows:          where they belong
+    sampled_rows:  [num_sampled] int64: the rows whose logits are wanted
+    sampled:       the sequences of these rows
     """
 
     input_ids: Tensor
-    positions: Tensor
-    slot_mapping: Tensor
-    num_decode_rows: int
-    decode: DecodeRows | None
-    prefill: PrefillRows | None
+    rows: TokenRows
     sampled_rows: Tensor
     sampled: tuple[ScheduledSequence, ...]
 
@@ -78,11 +50,13 @@ def build_batch(plan: StepPlan, block_size: int) -> Batch:
     token_ids = chain.from_iterable(sequence.token_ids for sequence in sequences)
     return Batch(
         input_ids=torch.from_numpy(np.fromiter(token_ids, dtype=np.int64, count=num_tokens)),
-        positions=torch.from_numpy(positions),
-        slot_mapping=torch.from_numpy(slots),
-        num_decode_rows=len(single),
-        decode=_decode_rows(block_tables[: len(single)], starts[: len(single)]),
-        prefill=_prefill_rows(block_tables[len(single) :], starts[len(single) :], lens[len(single) :]),
+        rows=TokenRows(
+            positions=torch.from_numpy(positions),
+            slot_mapping=torch.from_numpy(slots),
+            num_decode_rows=len(single),
+            decode=_decode_rows(block_tables[: len(single)], starts[: len(single)]),
+            prefill=_prefill_rows(block_tables[len(single) :], starts[len(single) :], lens[len(single) :]),
+        ),
         sampled_rows=torch.from_numpy(ends[is_sampled] - 1),
         sampled=tuple(sequence for sequence in sequences if sequence.sampling is not None),
     )

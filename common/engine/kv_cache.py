@@ -5,13 +5,15 @@ from collections.abc import Iterable
 
 import torch
 import xxhash
+from torch import Tensor
 
 from common.engine.model_config import ModelConfig
 from common.ids import BlockId
 from common.kv_layout import KVLayout
+from kernels.paged_kv import LayerKV, values_per_word
 
-LAYOUT_NAME = "plain"
-"""The innermost [block_size, head_dim] in row-major order."""
+LAYOUT_NAME = "words"
+"""The innermost [block_size, head_dim] in the order of kernels.paged_kv."""
 
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -55,11 +57,12 @@ class KVCache:
         self.layout = layout
         self.num_blocks = num_blocks
         self.memory = memoryview(buffer).cast("B")[:num_bytes]
-        self._blocks = torch.frombuffer(self.memory, dtype=TORCH_DTYPES[layout.dtype]).view(shape)
+        blocks = torch.frombuffer(self.memory, dtype=TORCH_DTYPES[layout.dtype]).view(shape)
+        self._layers = [_layer_kv(blocks[:, index]) for index in range(layout.num_layers)]
 
-    def layer(self, index: int) -> torch.Tensor:
-        """`[num_blocks, 2, num_kv_heads, block_size, head_dim]`: a view, strided over blocks."""
-        return self._blocks[:, index]
+    def layer(self, index: int) -> LayerKV:
+        """A view, strided over blocks."""
+        return self._layers[index]
 
     def block_view(self, block_id: BlockId) -> memoryview:
         """The bytes of one block, writable."""
@@ -70,3 +73,12 @@ class KVCache:
     def checksums(self, block_ids: Iterable[BlockId]) -> dict[BlockId, int]:
         """xxh3_64 of each block's bytes."""
         return {block_id: xxhash.xxh3_64_intdigest(self.block_view(block_id)) for block_id in block_ids}
+
+
+def _layer_kv(blocks: Tensor) -> LayerKV:
+    """blocks: [num_blocks, 2, num_kv_heads, block_size, head_dim], whose last two dimensions are one piece."""
+    block_size, head_dim = blocks.shape[3:]
+    pair = values_per_word(blocks.dtype)
+    pieces = blocks.flatten(3)
+    keys = pieces[:, 0].unflatten(2, (head_dim // pair, block_size, pair))
+    return LayerKV(keys, pieces[:, 1].unflatten(2, (block_size // pair, head_dim, pair)))

@@ -13,13 +13,15 @@ from common.engine.step import StepPlan, StepResult
 from common.engine.weights import Progress, open_weights
 from common.errors import ConfigError, ModelError
 from common.model_files import ModelFiles
-from kernels.dispatch import choose_ops
+from kernels.cpu.cores import Cores
+from kernels.dispatch import OpsRequest, choose_ops
 
 
 class ModelRunner:
     """Executes one plan after the other, on the calling thread. Writes into the cache's blocks that plans name."""
 
-    def __init__(self, model: Llama, kv_cache: KVCache, sampler: Sampler) -> None:
+    def __init__(self, model: Llama, kv_cache: KVCache, sampler: Sampler, ops_name: str) -> None:
+        self.ops_name = ops_name
         self._model = model
         self._sampler = sampler
         self.kv_cache = kv_cache
@@ -68,12 +70,14 @@ def load_runner(
     config: ModelConfig,
     kv_cache: KVCache,
     max_model_len: int,
+    cores: Cores,
     kernels: str = "auto",
     progress: Progress = lambda fraction: None,
 ) -> ModelRunner:
     """Load the weights in the cache's dtype. Blocks for as long as that takes.
 
     max_model_len:  tokens of the longest sequence
+    cores:          that native ops may use
     kernels:        which ops, by the names of kernels.dispatch
 
     Raises: ConfigError if max_model_len or kernels cannot be; ModelError if the weights are not the config's.
@@ -84,12 +88,14 @@ def load_runner(
             f" {config.max_position_embeddings}, sliding_window {config.sliding_window}), got {max_model_len}"
         )
     try:
-        ops = choose_ops(kernels)
+        dtype = TORCH_DTYPES[kv_cache.layout.dtype]
+        request = OpsRequest(dtype=dtype, head_dim=config.head_dim, block_size=kv_cache.layout.block_size)
+        ops = choose_ops(kernels, request, cores)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     try:
-        weights = open_weights(files, config, TORCH_DTYPES[kv_cache.layout.dtype], progress)
+        weights = open_weights(files, config, dtype, progress)
         model = Llama(weights, config, ops, max_model_len)
     except ModelError as error:
         raise ModelError(f"model {files.name} ({files.path}): {error}") from error
-    return ModelRunner(model, kv_cache, Sampler(config.vocab_size))
+    return ModelRunner(model, kv_cache, Sampler(config.vocab_size), ops.name)

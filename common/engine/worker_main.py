@@ -26,6 +26,7 @@ from common.machine import num_available_cores, num_free_bytes
 from common.model_files import find_model
 from common.supervisor.channel import SupervisorChannel
 from common.wire import Role
+from kernels.cpu.cores import private_cores
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,8 @@ def load_engine(
     allocate: memory for the cache, given its size in bytes; None: let the cache allocate it
     Raises: ConfigError, ModelError.
     """
-    torch.set_num_threads(worker.threads or num_available_cores())
+    num_cores = worker.threads or num_available_cores()
+    torch.set_num_threads(num_cores)
     files = find_model(model.model)
     config = read_model_config(files)
     layout = kv_layout(config, resolve_dtype(model.dtype), worker.block_size, files.model_hash)
@@ -69,12 +71,13 @@ def load_engine(
     name = worker.name or f"{role}-{socket.gethostname()}-{os.getpid()}"
     report = channel.progress if channel else _no_progress
     runner = load_runner(
-        files, config, cache, max_model_len, worker.kernels, lambda fraction: report("loading weights", fraction)
+        *(files, config, cache, max_model_len, private_cores(num_cores), worker.kernels),
+        lambda fraction: report("loading weights", fraction),
     )
     logger.info(
-        "%s: %s, %s, KV cache of %d blocks (%d tokens, %.0f MB), %d threads",
+        "%s: %s, %s, KV cache of %d blocks (%d tokens, %.0f MB), %s kernels, %d cores",
         *(files.name, role, layout.dtype, num_blocks, num_blocks * layout.block_size),
-        *(num_blocks * layout.block_bytes / 1e6, torch.get_num_threads()),
+        *(num_blocks * layout.block_bytes / 1e6, runner.ops_name, num_cores),
     )
     return Engine(PeerId(f"{name}#{secrets.token_hex(4)}"), name, layout, num_blocks, cache, runner)
 

@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM
 from common.model_files import find_model
 from gateway.chat_template import load_chat_template
 from gateway.tokenizer import load_tokenizer
-from tests.e2e.clients import ask, ask_all, completion, token_ids
+from tests.e2e.clients import ask, ask_all, completion, stream_all, token_ids
 from tests.e2e.stack import Stack
 from tests.model import smollm2
 
@@ -101,6 +101,24 @@ def test_a_prompt_given_twice_is_cached_and_gives_the_same_tokens(stack: Stack) 
     assert token_ids(first) == token_ids(second)
     assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == 96
+
+
+def test_a_short_request_that_arrives_late_ends_before_a_long_prompt_is_computed(stack: Stack) -> None:
+    long = completion(text_tokens(3005)[5:], max_tokens=2)
+    short = completion([6] * 5, max_tokens=2)
+    long_stream, short_stream = stream_all(stack.url, [long, short], delays_s=[0.0, 0.1])
+    assert short_stream.ended_s < long_stream.ended_s
+
+
+def test_a_short_request_that_arrives_late_ends_before_a_long_answer(stack: Stack) -> None:
+    num_running: list[float] = []
+
+    def ask_for_little() -> None:
+        ask(stack.url, completion([6] * 5, max_tokens=3))
+        num_running.append(stack.metric("vllm:num_requests_running"))
+
+    stream_all(stack.url, [completion([5] * 10, max_tokens=100)], when=[(1, ask_for_little)])
+    assert num_running == [1]
 
 
 def test_each_pool_computed_only_its_own_tokens_and_the_kv_went_through_whole(

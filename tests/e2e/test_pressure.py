@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.clients import SAMPLINGS, ask, ask_all, completion, stream_all, token_ids
+from tests.e2e.clients import SAMPLINGS, ask, ask_all, completion, token_ids
 from tests.e2e.stack import Stack
 from tests.e2e.tiny import BLOCK_BYTES, save_tiny
 
@@ -56,21 +56,3 @@ def test_a_request_larger_than_the_pool_is_refused_with_both_numbers(stack: Stac
 def test_a_request_that_fills_the_pool_is_served(stack: Stack) -> None:
     answer = ask(stack.url, completion([1] * 300, max_tokens=84))
     assert answer["usage"] == {**answer["usage"], "prompt_tokens": 300, "completion_tokens": 84}
-
-
-def test_a_short_request_that_arrives_late_ends_before_a_long_one(stack: Stack) -> None:
-    long = completion([5] * 330, max_tokens=54)
-    short = completion([6] * 5, max_tokens=3)
-    long_stream, short_stream = stream_all(stack.url, [long, short], delays_s=[0.0, 0.02])
-    assert short_stream.ended_s < long_stream.ended_s
-
-
-def test_a_short_request_is_served_while_a_long_one_decodes(stack: Stack) -> None:
-    num_running: list[float] = []
-
-    def ask_for_little() -> None:
-        ask(stack.url, completion([6] * 5, max_tokens=3))
-        num_running.append(stack.metric("vllm:num_requests_running"))
-
-    stream_all(stack.url, [completion([5] * 10, max_tokens=370)], when=[(1, ask_for_little)])
-    assert num_running == [1]

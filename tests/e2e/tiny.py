@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from tests.model import tiny_models
 
 NUM_BYTES = 256
-BLOCK_BYTES = 3 * 2 * 2 * 16 * 8 * 4
+BLOCK_BYTES = 3 * 2 * 2 * 16 * 16 * 4
 """Of one KV block of most variants: layers, keys and values, KV heads, tokens, head size, bytes of a float32."""
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.paged_kv import LayerKV, values_per_word
+
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}
 """Largest difference allowed from fp64, for values of order 1.
 
@@ -20,7 +22,7 @@ class PagedBatch:
     q: Tensor
     keys: list[Tensor]
     values: list[Tensor]
-    kv_cache: Tensor
+    kv: LayerKV
     block_tables: Tensor
     cu_seqlens_q: Tensor
     context_lens: Tensor
@@ -66,21 +68,20 @@ def make_paged_batch(
         return torch.randn(shape, generator=random).to(dtype)
 
     num_blocks = [-(-length // block_size) for length in context_lens]
-    whole = torch.full((sum(num_blocks) + 3, 3, 2, num_kv_heads, block_size, head_dim), float("nan"), dtype=dtype)
-    kv_cache = whole[:, 1]
+    kv = make_kv(sum(num_blocks) + 3, num_kv_heads, block_size, head_dim, dtype)
     # What follows a table's last block is no block at all.
     block_tables = torch.full((len(context_lens), max(num_blocks) + 2), 2**30, dtype=torch.int32)
-    free = torch.randperm(len(whole), generator=random).int().split([*num_blocks, 3])
+    free = torch.randperm(len(kv.keys), generator=random).int().split([*num_blocks, 3])
     keys = [normal(length, num_kv_heads, head_dim) for length in context_lens]
     values = [normal(length, num_kv_heads, head_dim) for length in context_lens]
     for table, block_ids, k, v in zip(block_tables, free, keys, values, strict=False):
         table[: len(block_ids)] = block_ids
-        write_unrotated(k, v, kv_cache, block_ids)
+        write_unrotated(k, v, kv, block_ids)
     return PagedBatch(
         q=normal(sum(query_lens), num_heads, head_dim),
         keys=keys,
         values=values,
-        kv_cache=kv_cache,
+        kv=kv,
         block_tables=block_tables,
         cu_seqlens_q=torch.tensor([0, *query_lens]).cumsum(0).int(),
         context_lens=torch.tensor(context_lens, dtype=torch.int32),
@@ -88,10 +89,20 @@ def make_paged_batch(
     )
 
 
-def write_unrotated(k: Tensor, v: Tensor, kv_cache: Tensor, block_ids: Tensor) -> None:
+def make_kv(
+    num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype, fill: float = float("nan")
+) -> LayerKV:
+    """The middle one of three layers of a cache."""
+    pair = values_per_word(dtype)
+    whole = torch.full((num_blocks, 3, 2, num_kv_heads, block_size * head_dim), fill, dtype=dtype)
+    keys = whole[:, 1, 0].unflatten(2, (head_dim // pair, block_size, pair))
+    return LayerKV(keys, whole[:, 1, 1].unflatten(2, (block_size // pair, head_dim, pair)))
+
+
+def write_unrotated(k: Tensor, v: Tensor, kv: LayerKV, block_ids: Tensor) -> None:
     """Write a whole sequence, token by token, with nothing but indices."""
-    block_size = kv_cache.shape[3]
+    block_size, pair = kv.block_size, kv.keys.shape[4]
     for position in range(len(k)):
         block_id, offset = int(block_ids[position // block_size]), position % block_size
-        kv_cache[block_id, 0, :, offset] = k[position]
-        kv_cache[block_id, 1, :, offset] = v[position]
+        kv.keys[block_id, :, :, offset] = k[position].unflatten(1, (-1, pair))
+        kv.values[block_id, :, offset // pair, :, offset % pair] = v[position]

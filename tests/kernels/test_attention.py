@@ -17,7 +17,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 def prefill(batch: PagedBatch) -> Tensor:
     return prefill_attention(
         batch.q,
-        batch.kv_cache,
+        batch.kv,
         batch.cu_seqlens_q,
         batch.context_lens,
         batch.block_tables,
@@ -27,7 +27,7 @@ def prefill(batch: PagedBatch) -> Tensor:
 
 
 def decode(batch: PagedBatch) -> Tensor:
-    return decode_attention(batch.q, batch.kv_cache, batch.block_tables, batch.context_lens, batch.scale)
+    return decode_attention(batch.q, batch.kv, batch.block_tables, batch.context_lens, batch.scale)
 
 
 def assert_close(actual: Tensor, expected: Tensor) -> None:
@@ -63,7 +63,7 @@ def test_block_sizes_below_and_above_the_tile_are_read_alike(block_size):
     batch = make_paged_batch([3, 70], [300, 1100], 4, 2, 16, torch.float32, block_size=block_size)
     assert_close(prefill(batch), batch.expected())
     last = batch.cu_seqlens_q[1:].long() - 1
-    actual = decode_attention(batch.q[last], batch.kv_cache, batch.block_tables, batch.context_lens, batch.scale)
+    actual = decode_attention(batch.q[last], batch.kv, batch.block_tables, batch.context_lens, batch.scale)
     assert_close(actual, batch.expected()[last])
 
 
@@ -73,7 +73,7 @@ def test_a_chunked_prompt_equals_the_whole_prompt():
     for start, end in [(0, 37), (37, 38), (38, 130), (130, 200)]:
         chunk = prefill_attention(
             whole.q[start:end],
-            whole.kv_cache,
+            whole.kv,
             torch.tensor([0, end - start], dtype=torch.int32),
             torch.tensor([end], dtype=torch.int32),
             whole.block_tables,
@@ -104,7 +104,8 @@ def test_later_tokens_do_not_change_earlier_ones():
     batch = make_paged_batch([100], [100], 2, 1, 16, torch.float32)
     before = prefill(batch)
     last_block, last_offset = int(batch.block_tables[0, 99 // 16]), 99 % 16
-    batch.kv_cache[last_block, :, :, last_offset] += 100
+    batch.kv.keys[last_block, :, :, last_offset] += 100
+    batch.kv.values[last_block, :, last_offset] += 100
     after = prefill(batch)
     assert torch.equal(before[:99], after[:99])
     assert not torch.equal(before[99], after[99])
@@ -112,7 +113,7 @@ def test_later_tokens_do_not_change_earlier_ones():
 
 def test_attention_leaves_its_inputs_alone():
     batch = make_paged_batch([1, 1], [20, 33], 4, 2, 16, torch.float32)
-    inputs = (batch.q, batch.kv_cache, batch.block_tables, batch.context_lens, batch.cu_seqlens_q)
+    inputs = (batch.q, batch.kv.keys, batch.kv.values, batch.block_tables, batch.context_lens, batch.cu_seqlens_q)
     copies = [x.clone() for x in inputs]
     prefill(batch)
     decode(batch)
@@ -121,5 +122,5 @@ def test_attention_leaves_its_inputs_alone():
 
 def test_a_batch_without_sequences_is_answered_with_nothing():
     batch = make_paged_batch([1], [5], 4, 2, 16, torch.float32)
-    empty = decode_attention(batch.q[:0], batch.kv_cache, batch.block_tables[:0], batch.context_lens[:0], batch.scale)
+    empty = decode_attention(batch.q[:0], batch.kv, batch.block_tables[:0], batch.context_lens[:0], batch.scale)
     assert empty.shape == (0, 4, 16)

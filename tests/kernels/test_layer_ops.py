@@ -6,11 +6,11 @@ import torch.nn.functional as F
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from kernels.dispatch import choose_ops
 from kernels.linear import pack_linear
 from kernels.rms_norm import rms_norm
 from kernels.rope_and_cache import rope_and_cache
 from kernels.silu_and_mul import silu_and_mul
+from tests.kernels.paged import make_kv
 
 DTYPES = [torch.float32, torch.bfloat16]
 # Relative to values of order 1. bfloat16: two roundings of 2**-9, of a factor or summand and of the result.
@@ -66,8 +66,8 @@ def test_rope_equals_transformers_bit_for_bit_in_fp32(head_dim):
     positions = torch.tensor([0, 5, 99, 3, 500])
     q, k = torch.randn(5, 6, head_dim), torch.randn(5, 2, head_dim)
     cos_sin = make_cos_sin(512, head_dim)
-    kv_cache = torch.zeros(2, 2, 2, 16, head_dim)
-    got_q, got_k = rope_and_cache(q, k, k, cos_sin, positions, kv_cache, torch.arange(5))
+    kv = make_kv(2, 2, 16, head_dim, torch.float32)
+    got_q, got_k = rope_and_cache(q, k, k, cos_sin, positions, kv, torch.arange(5))
     cos, sin = (half.repeat(1, 2).unsqueeze(0) for half in cos_sin[positions].chunk(2, dim=-1))
     want_q, want_k = apply_rotary_pos_emb(q.transpose(0, 1)[None], k.transpose(0, 1)[None], cos, sin)
     assert torch.equal(got_q, want_q[0].transpose(0, 1))
@@ -79,7 +79,7 @@ def test_rope_is_close_to_fp64(dtype):
     positions = torch.tensor([7, 300])
     q, k = torch.randn(2, 3, 64).to(dtype), torch.randn(2, 1, 64).to(dtype)
     cos_sin = make_cos_sin(512, 64)
-    got_q, _ = rope_and_cache(q, k, k, cos_sin, positions, torch.zeros(1, 2, 1, 16, 64, dtype=dtype), torch.arange(2))
+    got_q, _ = rope_and_cache(q, k, k, cos_sin, positions, make_kv(1, 1, 16, 64, dtype), torch.arange(2))
     turns = torch.complex(*cos_sin[positions].double().unsqueeze(1).chunk(2, dim=-1))
     turned = torch.complex(*q.double().chunk(2, dim=-1)) * turns
     assert got_q.dtype == dtype
@@ -89,16 +89,17 @@ def test_rope_is_close_to_fp64(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_new_keys_and_values_land_in_their_slots_and_nowhere_else(dtype):
-    whole = torch.full((5, 3, 2, 2, 4, 8), 7.0, dtype=dtype)
+    kv = make_kv(5, 2, 4, 8, dtype, fill=7.0)
     slots = [13, 0, 19, 6]
     k, v = torch.randn(4, 2, 8).to(dtype), torch.randn(4, 2, 8).to(dtype)
     cos_sin, positions = make_cos_sin(32, 8), torch.tensor([3, 4, 5, 31])
-    _, rotated = rope_and_cache(k, k, v, cos_sin, positions, whole[:, 2], torch.tensor(slots))
-    expected = torch.full_like(whole, 7.0)
+    _, rotated = rope_and_cache(k, k, v, cos_sin, positions, kv, torch.tensor(slots))
+    got_k, got_v = kv.read(torch.arange(5).unsqueeze(0))
+    expected_k, expected_v = torch.full_like(got_k, 7.0), torch.full_like(got_v, 7.0)
     for token, slot in enumerate(slots):
-        expected[slot // 4, 2, 0, :, slot % 4] = rotated[token]
-        expected[slot // 4, 2, 1, :, slot % 4] = v[token]
-    assert torch.equal(whole, expected)
+        expected_k[0, :, slot], expected_v[0, :, slot] = rotated[token], v[token]
+    assert torch.equal(got_k, expected_k)
+    assert torch.equal(got_v, expected_v)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -119,12 +120,3 @@ def test_packed_linear_is_close_to_fp64(num_tokens, with_bias, dtype):
 def test_packed_linear_reads_a_strided_input():
     x, weight = torch.randn(93, 5).T, torch.randn(61, 93) / 93**0.5
     torch.testing.assert_close(pack_linear(weight)(x), F.linear(x, weight), rtol=1e-5, atol=1e-5)
-
-
-def test_auto_takes_the_reference_ops():
-    assert choose_ops("auto").name == choose_ops("reference").name == "reference"
-
-
-def test_an_unknown_name_is_refused_with_the_names_there_are():
-    with pytest.raises(ValueError, match=r"kernels must be one of auto, reference, got 'triton'"):
-        choose_ops("triton")

@@ -11,15 +11,19 @@ from common.engine.step import ScheduledSequence, StepPlan, StepResult
 from common.ids import BlockId, RequestId, SequenceKey
 from common.model_files import find_model
 from common.sampling import SamplingParams
+from kernels.cpu.cores import private_cores
 
 GREEDY = SamplingParams(max_tokens=1000, temperature=0.0)
 
 
-def load(model: str | Path, *, dtype: str = "float32", num_blocks: int = 64, block_size: int = 16) -> ModelRunner:
+def load(
+    model: str | Path, *, dtype: str = "float32", num_blocks: int = 64, block_size: int = 16, kernels: str = "auto"
+) -> ModelRunner:
     files = find_model(str(model))
     config = read_model_config(files)
     cache = KVCache(kv_layout(config, dtype, block_size, files.model_hash), num_blocks)
-    return load_runner(files, config, cache, min(config.max_context, num_blocks * block_size))
+    max_len = min(config.max_context, num_blocks * block_size)
+    return load_runner(files, config, cache, max_len, private_cores(2), kernels)
 
 
 @dataclass

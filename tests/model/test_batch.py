@@ -33,45 +33,45 @@ def test_a_mixed_plan_puts_single_tokens_first() -> None:
     prompt = make_sequence("prompt", [31, 32], 0, [4])
     batch = build_batch(StepPlan((chunk, single, prompt)), block_size=4)
     assert batch.input_ids.tolist() == [21, 11, 12, 13, 31, 32]
-    assert batch.positions.tolist() == [8, 3, 4, 5, 0, 1]
-    assert batch.slot_mapping.tolist() == [4, 31, 8, 9, 16, 17]
-    assert batch.num_decode_rows == 1
-    assert batch.decode is not None
-    assert batch.decode.block_tables.tolist() == [[5, 9, 1]]
-    assert batch.decode.context_lens.tolist() == [9]
-    assert batch.prefill is not None
-    assert batch.prefill.cu_seqlens.tolist() == [0, 3, 5]
-    assert batch.prefill.context_lens.tolist() == [6, 2]
-    assert batch.prefill.block_tables[:, :2].tolist() == [[7, 2], [4, 0]]
-    assert batch.prefill.max_seqlen == 3
+    assert batch.rows.positions.tolist() == [8, 3, 4, 5, 0, 1]
+    assert batch.rows.slot_mapping.tolist() == [4, 31, 8, 9, 16, 17]
+    assert batch.rows.num_decode_rows == 1
+    assert batch.rows.decode is not None
+    assert batch.rows.decode.block_tables.tolist() == [[5, 9, 1]]
+    assert batch.rows.decode.context_lens.tolist() == [9]
+    assert batch.rows.prefill is not None
+    assert batch.rows.prefill.cu_seqlens.tolist() == [0, 3, 5]
+    assert batch.rows.prefill.context_lens.tolist() == [6, 2]
+    assert batch.rows.prefill.block_tables[:, :2].tolist() == [[7, 2], [4, 0]]
+    assert batch.rows.prefill.max_seqlen == 3
     assert batch.sampled == (single, prompt)
     assert batch.sampled_rows.tolist() == [0, 5]
 
 
 def test_blocks_beyond_the_context_are_not_in_the_table() -> None:
     batch = build_batch(StepPlan((make_sequence("a", [1], 3, [6, 8, 9]),)), block_size=4)
-    assert batch.decode is not None
-    assert batch.decode.block_tables.tolist() == [[6]]
-    assert batch.prefill is None
+    assert batch.rows.decode is not None
+    assert batch.rows.decode.block_tables.tolist() == [[6]]
+    assert batch.rows.prefill is None
 
 
 def test_a_plan_that_samples_nothing_has_no_sampled_rows() -> None:
     batch = build_batch(StepPlan((make_sequence("a", [1, 2], 0, [0], is_sampled=False),)), block_size=4)
     assert batch.sampled == ()
     assert batch.sampled_rows.tolist() == []
-    assert batch.decode is None
+    assert batch.rows.decode is None
 
 
 def test_dtypes_are_those_that_the_ops_document() -> None:
     plan = StepPlan((make_sequence("a", [1], 0, [0]), make_sequence("b", [1, 2], 0, [1])))
     batch = build_batch(plan, block_size=4)
-    assert batch.decode is not None
-    assert batch.prefill is not None
-    wide = (batch.input_ids, batch.positions, batch.slot_mapping, batch.sampled_rows)
+    assert batch.rows.decode is not None
+    assert batch.rows.prefill is not None
+    wide = (batch.input_ids, batch.rows.positions, batch.rows.slot_mapping, batch.sampled_rows)
     assert {tensor.dtype for tensor in wide} == {torch.int64}
     narrow = (
-        *(batch.decode.block_tables, batch.decode.context_lens),
-        *(batch.prefill.block_tables, batch.prefill.context_lens, batch.prefill.cu_seqlens),
+        *(batch.rows.decode.block_tables, batch.rows.decode.context_lens),
+        *(batch.rows.prefill.block_tables, batch.rows.prefill.context_lens, batch.rows.prefill.cu_seqlens),
     )
     assert {tensor.dtype for tensor in narrow} == {torch.int32}
 
@@ -105,7 +105,7 @@ def test_every_row_is_where_a_naive_reference_puts_it(plan_and_size: tuple[StepP
             rows.append((token_id, position, slot))
         if sequence.sampling is not None:
             sampled_rows.append(len(rows) - 1)
-    got = (batch.input_ids.tolist(), batch.positions.tolist(), batch.slot_mapping.tolist())
+    got = (batch.input_ids.tolist(), batch.rows.positions.tolist(), batch.rows.slot_mapping.tolist())
     assert list(zip(*got, strict=True)) == rows
     assert batch.sampled_rows.tolist() == sampled_rows
     assert list(batch.sampled) == [sequence for sequence in ordered if sequence.sampling is not None]
@@ -115,9 +115,9 @@ def test_every_row_is_where_a_naive_reference_puts_it(plan_and_size: tuple[StepP
 def check_attention_rows(batch: Batch, ordered: Sequence[ScheduledSequence], block_size: int) -> None:
     singles = [sequence for sequence in ordered if len(sequence.token_ids) == 1]
     runs = ordered[len(singles) :]
-    assert batch.num_decode_rows == len(singles)
-    assert (batch.decode is not None, batch.prefill is not None) == (bool(singles), bool(runs))
-    for part, sequences in ((batch.decode, singles), (batch.prefill, runs)):
+    assert batch.rows.num_decode_rows == len(singles)
+    assert (batch.rows.decode is not None, batch.rows.prefill is not None) == (bool(singles), bool(runs))
+    for part, sequences in ((batch.rows.decode, singles), (batch.rows.prefill, runs)):
         if part is None:
             continue
         lens = [sequence.start + len(sequence.token_ids) for sequence in sequences]
@@ -125,7 +125,7 @@ def check_attention_rows(batch: Batch, ordered: Sequence[ScheduledSequence], blo
         for table, length, sequence in zip(part.block_tables.tolist(), lens, sequences, strict=True):
             count = -(-length // block_size)
             assert table[:count] == sequence.block_table[:count]
-    if batch.prefill is not None:
+    if batch.rows.prefill is not None:
         num_tokens = [len(sequence.token_ids) for sequence in runs]
-        assert batch.prefill.cu_seqlens.tolist() == [0, *itertools.accumulate(num_tokens)]
-        assert batch.prefill.max_seqlen == max(num_tokens)
+        assert batch.rows.prefill.cu_seqlens.tolist() == [0, *itertools.accumulate(num_tokens)]
+        assert batch.rows.prefill.max_seqlen == max(num_tokens)

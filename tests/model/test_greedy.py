@@ -9,13 +9,19 @@ from tests.model import harness, tiny_models
 NUM_TOKENS = 24
 
 
+@pytest.fixture(params=["reference", "auto"])
+def kernels(request: pytest.FixtureRequest) -> str:
+    """auto is native but for heads and blocks of odd sizes."""
+    return request.param
+
+
 @pytest.mark.parametrize("variant", tiny_models.VARIANTS)
-def test_greedy_equals_transformers(variant: str, tmp_path: Path) -> None:
+def test_greedy_equals_transformers(variant: str, tmp_path: Path, kernels: str) -> None:
     model = tiny_models.save(variant, tmp_path)
     prompts = tiny_models.prompts()
     expected = [tiny_models.greedy(model, prompt, NUM_TOKENS) for prompt in prompts]
     assert len({token for tokens in expected for token in tokens}) > NUM_TOKENS / 2, "the model repeats itself"
-    assert harness.greedy(harness.load(tmp_path), prompts, NUM_TOKENS) == expected
+    assert harness.greedy(harness.load(tmp_path, kernels=kernels), prompts, NUM_TOKENS) == expected
 
 
 @pytest.fixture(scope="module")
@@ -27,21 +33,25 @@ def grouped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[i
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 7, 16, 33])
-def test_chunks_of_any_length_do_not_change_the_output(grouped: tuple[Path, list[list[int]]], chunk: int) -> None:
+def test_chunks_of_any_length_do_not_change_the_output(
+    grouped: tuple[Path, list[list[int]]], chunk: int, kernels: str
+) -> None:
     folder, expected = grouped
-    assert harness.greedy(harness.load(folder), tiny_models.prompts(), NUM_TOKENS, chunk) == expected
+    assert harness.greedy(harness.load(folder, kernels=kernels), tiny_models.prompts(), NUM_TOKENS, chunk) == expected
 
 
 @pytest.mark.parametrize("block_size", [1, 5, 32])
-def test_the_block_size_does_not_change_the_output(grouped: tuple[Path, list[list[int]]], block_size: int) -> None:
+def test_the_block_size_does_not_change_the_output(
+    grouped: tuple[Path, list[list[int]]], block_size: int, kernels: str
+) -> None:
     folder, expected = grouped
-    runner = harness.load(folder, num_blocks=256, block_size=block_size)
+    runner = harness.load(folder, num_blocks=256, block_size=block_size, kernels=kernels)
     assert harness.greedy(runner, tiny_models.prompts(), NUM_TOKENS) == expected
 
 
-def test_prompts_prefilled_together_are_as_if_alone(grouped: tuple[Path, list[list[int]]]) -> None:
+def test_prompts_prefilled_together_are_as_if_alone(grouped: tuple[Path, list[list[int]]], kernels: str) -> None:
     folder, expected = grouped
-    driver = harness.Driver(harness.load(folder))
+    driver = harness.Driver(harness.load(folder, kernels=kernels))
     prompts = dict(zip("abc", tiny_models.prompts(), strict=True))
     for name, prompt in prompts.items():
         driver.start(name, prompt, len(prompt) + NUM_TOKENS)
@@ -50,9 +60,11 @@ def test_prompts_prefilled_together_are_as_if_alone(grouped: tuple[Path, list[li
     assert [driver.sequences[name].output for name in "abc"] == expected
 
 
-def test_sequences_that_decode_are_not_disturbed_by_prompts_that_join(grouped: tuple[Path, list[list[int]]]) -> None:
+def test_sequences_that_decode_are_not_disturbed_by_prompts_that_join(
+    grouped: tuple[Path, list[list[int]]], kernels: str
+) -> None:
     folder, expected = grouped
-    driver = harness.Driver(harness.load(folder))
+    driver = harness.Driver(harness.load(folder, kernels=kernels))
     for name, prompt in zip("abc", tiny_models.prompts(), strict=True):
         driver.start(name, prompt, len(prompt) + NUM_TOKENS)
     driver.step({"b": 17})
@@ -65,9 +77,11 @@ def test_sequences_that_decode_are_not_disturbed_by_prompts_that_join(grouped: t
         assert driver.sequences[name].output == want
 
 
-def test_a_prompt_whose_prefix_is_already_cached_goes_on_from_there(grouped: tuple[Path, list[list[int]]]) -> None:
+def test_a_prompt_whose_prefix_is_already_cached_goes_on_from_there(
+    grouped: tuple[Path, list[list[int]]], kernels: str
+) -> None:
     folder, expected = grouped
-    driver = harness.Driver(harness.load(folder))
+    driver = harness.Driver(harness.load(folder, kernels=kernels))
     prompt = tiny_models.prompts()[2]
     driver.start("first", prompt, len(prompt))
     driver.prefill("first")

@@ -78,11 +78,11 @@ def folder(tmp_path: Path) -> Path:
     ("changes", "named"),
     [
         ({"model.layers.1.mlp.up_proj.weight": None}, r"tensor model.layers.1.mlp.up_proj.weight is missing"),
-        ({"model.norm.weight": torch.ones(47)}, r"tensor model.norm.weight must have shape \[48\], got \[47\]"),
-        ({"model.layers.3.input_layernorm.weight": torch.ones(48)}, r"not part of this model: model.layers.3"),
-        ({"model.layers.0.self_attn.q_proj.bias": torch.ones(48)}, r"not part of this model: .*q_proj.bias"),
+        ({"model.norm.weight": torch.ones(47)}, r"tensor model.norm.weight must have shape \[96\], got \[47\]"),
+        ({"model.layers.3.input_layernorm.weight": torch.ones(96)}, r"not part of this model: model.layers.3"),
+        ({"model.layers.0.self_attn.q_proj.bias": torch.ones(96)}, r"not part of this model: .*q_proj.bias"),
         ({"lm_head.weight": None}, "tensor lm_head.weight is missing"),
-        ({"lm_head.weight": torch.ones(257, 48, dtype=torch.int8)}, "tensor lm_head.weight must be one of F32, .*I8"),
+        ({"lm_head.weight": torch.ones(257, 96, dtype=torch.int8)}, "tensor lm_head.weight must be one of F32, .*I8"),
     ],
 )
 def test_a_checkpoint_of_another_model_is_refused_by_tensor(
@@ -167,7 +167,7 @@ def test_a_gguf_file_holds_the_tensors_of_the_model_it_was_made_from(variant: st
 def test_a_gguf_file_with_rope_factors_computes_what_its_model_does(tmp_path: Path) -> None:
     model = tiny_models.build("llama3_rope")
     scaled = model.get_submodule("model.rotary_emb").get_buffer("inv_freq")
-    plain = 5000.0 ** -(torch.arange(0, 8, 2) / 8)
+    plain = 5000.0 ** -(torch.arange(0, 16, 2) / 16)
     path = write_gguf(model, tmp_path / "m.gguf", gguf.GGMLQuantizationType.F32, {"rope_freqs.weight": plain / scaled})
     expected = [tiny_models.greedy(model, prompt, NUM_TOKENS) for prompt in tiny_models.prompts()]
     assert harness.greedy(harness.load(path), tiny_models.prompts(), NUM_TOKENS) == expected

@@ -10,7 +10,7 @@ PROMPT_LENS = (1, 17, 45)
 
 _SIZES = {
     "vocab_size": 257,
-    "hidden_size": 48,
+    "hidden_size": 96,
     "intermediate_size": 80,
     "num_hidden_layers": 3,
     "num_attention_heads": 6,
@@ -47,7 +47,7 @@ def build(variant: str) -> PreTrainedModel:
     """A model of random weights, biases and norms included, the same every time."""
     torch.manual_seed(1)
     if variant == "mistral":
-        model = MistralForCausalLM(MistralConfig(**_SIZES, sliding_window=None, head_dim=8))
+        model = MistralForCausalLM(MistralConfig(**_SIZES, sliding_window=None, head_dim=16))
     else:
         model = LlamaForCausalLM(LlamaConfig(**_SIZES | LLAMAS[variant]))
     with torch.no_grad():

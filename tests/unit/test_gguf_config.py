@@ -12,7 +12,7 @@ from common.gguf_config import gguf_to_config, gguf_to_eos_token_ids
 from common.gguf_file import read_gguf
 from tests import gguf_models
 
-EMBEDDING = {"token_embd.weight": np.zeros((257, 48), np.float32)}
+EMBEDDING = {"token_embd.weight": np.zeros((257, 96), np.float32)}
 
 
 def test_metadata_become_a_config(tmp_path: Path) -> None:
@@ -22,12 +22,12 @@ def test_metadata_become_a_config(tmp_path: Path) -> None:
     assert config == {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "hidden_size": 48,
+        "hidden_size": 96,
         "intermediate_size": 80,
         "num_hidden_layers": 3,
         "num_attention_heads": 6,
         "num_key_value_heads": 2,
-        "head_dim": 8,
+        "head_dim": 16,
         "max_position_embeddings": 512,
         "vocab_size": 257,
         "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
@@ -49,7 +49,7 @@ def test_tensors_tell_of_an_own_head_and_of_biases(tmp_path: Path) -> None:
 def test_absent_keys_have_llama_cpps_defaults(tmp_path: Path) -> None:
     absent = {"llama.attention.head_count_kv": None, "llama.rope.dimension_count": None}
     config = gguf_to_config(read_gguf(gguf_models.write(tmp_path / "m.gguf", absent)))
-    assert (config["num_key_value_heads"], config["head_dim"]) == (6, 8)
+    assert (config["num_key_value_heads"], config["head_dim"]) == (6, 16)
     assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": 10000.0}
 
 
@@ -86,7 +86,7 @@ def test_ends_of_text_turn_and_message_all_end_the_output(tmp_path: Path) -> Non
         ({"llama.block_count": 0}, "block_count must be a positive integer, got 0"),
         ({"llama.embedding_length": "wide"}, "embedding_length must be a positive integer, got 'wide'"),
         ({"llama.rope.scaling.type": "linear"}, "scaling.factor is missing"),
-        ({"llama.rope.dimension_count": 4}, "dimension_count must be the head's 8, got 4"),
+        ({"llama.rope.dimension_count": 4}, "dimension_count must be the head's 16, got 4"),
         ({"split.count": 3}, "one of 3"),
     ],
 )
@@ -124,7 +124,7 @@ def test_every_value_and_tensor_is_what_the_gguf_package_reads(tmp_path: Path) -
     assert {tensor.name: (tensor.data_offset, int(tensor.tensor_type)) for tensor in theirs.tensors} == {
         tensor.name: (tensor.offset, tensor.type_id) for tensor in ours.tensors.values()
     }
-    assert ours.tensors["token_embd.weight"].shape == (257, 48)
+    assert ours.tensors["token_embd.weight"].shape == (257, 96)
 
 
 def test_a_header_cut_off_anywhere_is_refused_by_name(tmp_path: Path) -> None:

@@ -6,11 +6,14 @@ from torch import Tensor
 
 from common.engine.batch import Batch
 from common.engine.kv_cache import KVCache
-from common.engine.layers import MLP, Attention, RMSNorm
+from common.engine.layers import load_attention, load_mlp, load_norm
 from common.engine.model_config import ModelConfig
 from common.engine.rope import cos_sin_table
 from common.engine.weights import Weights
+from kernels.blocks import LinearWeight
 from kernels.dispatch import Ops
+from kernels.paged_kv import LayerKV
+from kernels.token_rows import TokenRows
 
 
 class Llama:
@@ -21,16 +24,19 @@ class Llama:
 
         Raises: ModelError if one is missing, has another shape or is left over.
         """
+        self._ops = ops
         self._embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-        self._cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len)
+        self._hidden_dtype = ops.hidden_dtype(self._embedding.dtype)
+        cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len)
         self._layers = [
-            DecoderLayer(weights, f"model.layers.{index}", config, ops) for index in range(config.num_layers)
+            DecoderLayer(weights, f"model.layers.{index}", config, ops, cos_sin) for index in range(config.num_layers)
         ]
-        self._norm = RMSNorm(weights, "model.norm", config, ops)
+        norm = load_norm(weights, "model.norm", config)
         if config.tie_word_embeddings:
-            self._head = ops.pack_linear(self._embedding)
+            self._head = ops.head(norm, LinearWeight(self._embedding))
         else:
-            self._head = ops.pack_linear(weights.take("lm_head.weight", config.vocab_size, config.hidden_size))
+            head = weights.take("lm_head.weight", config.vocab_size, config.hidden_size)
+            self._head = ops.head(norm, LinearWeight(head))
         weights.finish(ignored=["lm_head.weight"] if config.tie_word_embeddings else [])
 
     def forward(self, batch: Batch, kv_cache: KVCache) -> Tensor:
@@ -38,32 +44,27 @@ class Llama:
 
         Returns the logits of the sampled rows, [num_sampled, vocab_size] fp32.
         """
-        x = F.embedding(batch.input_ids, self._embedding)
-        residual: Tensor | None = None
-        for index, layer in enumerate(self._layers):
-            x, residual = layer(x, residual, batch, kv_cache.layer(index), self._cos_sin)
-        assert residual is not None, "a model has layers"
-        rows = batch.sampled_rows
-        if len(rows) == 0:
-            return torch.empty(0, self._embedding.shape[0])
-        x, _ = self._norm(x[rows], residual[rows])
-        return self._head(x).float()
+        with self._ops.step():
+            x = F.embedding(batch.input_ids, self._embedding).to(self._hidden_dtype)
+            residual: Tensor | None = None
+            for index, layer in enumerate(self._layers):
+                x, residual = layer(x, residual, batch.rows, kv_cache.layer(index))
+            assert residual is not None, "a model has layers"
+            rows = batch.sampled_rows
+            if len(rows) == 0:
+                return torch.empty(0, self._embedding.shape[0])
+            return self._head(x[rows], residual[rows])
 
 
 class DecoderLayer:
-    """Attention and MLP, each behind a norm; the sum of all of them so far travels as the residual."""
+    """Attention and MLP."""
 
-    def __init__(self, weights: Weights, name: str, config: ModelConfig, ops: Ops) -> None:
-        self._attention_norm = RMSNorm(weights, f"{name}.input_layernorm", config, ops)
-        self._attention = Attention(weights, f"{name}.self_attn", config, ops)
-        self._mlp_norm = RMSNorm(weights, f"{name}.post_attention_layernorm", config, ops)
-        self._mlp = MLP(weights, f"{name}.mlp", config, ops)
+    def __init__(self, weights: Weights, name: str, config: ModelConfig, ops: Ops, cos_sin: Tensor) -> None:
+        norms = f"{name}.input_layernorm", f"{name}.post_attention_layernorm"
+        self._attention = load_attention(weights, norms[0], f"{name}.self_attn", config, ops, cos_sin)
+        self._mlp = load_mlp(weights, norms[1], f"{name}.mlp", config, ops)
 
-    def __call__(
-        self, x: Tensor, residual: Tensor | None, batch: Batch, kv_cache: Tensor, cos_sin: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, x: Tensor, residual: Tensor | None, rows: TokenRows, kv: LayerKV) -> tuple[Tensor, Tensor]:
         """x, residual: [num_tokens, hidden_size]; residual is None in the first layer. Returns both anew."""
-        x, residual = self._attention_norm(x, residual)
-        x = self._attention(x, batch, kv_cache, cos_sin)
-        x, residual = self._mlp_norm(x, residual)
-        return self._mlp(x), residual
+        x, residual = self._attention(x, residual, rows, kv)
+        return self._mlp(x, residual)

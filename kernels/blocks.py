@@ -1,0 +1,149 @@
+"""The two halves of a decoder layer and the head, each as one op: contract and reference.
+
+Between them lie exactly the places where a model that is split over devices adds up its parts, so nothing finer is ever
+called by a model. The reference is put together from the small ops; a device may run a whole block at once.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kernels.decode_attention import decode_attention
+from kernels.linear import pack_linear
+from kernels.paged_kv import LayerKV
+from kernels.prefill_attention import prefill_attention
+from kernels.rms_norm import rms_norm
+from kernels.rope_and_cache import rope_and_cache
+from kernels.silu_and_mul import silu_and_mul
+from kernels.token_rows import TokenRows
+
+
+@dataclass(frozen=True, slots=True)
+class NormWeight:
+    """weight: [hidden_size]."""
+
+    weight: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinearWeight:
+    """weight: [out, in];  bias: [out] or None, in the weight's dtype. A block may keep a packed copy instead."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionWeights:
+    """Grouped-query attention with rotary positions, behind its norm.
+
+    qkv:      queries, keys and values side by side
+    cos_sin:  [max_positions, head_dim] fp32; see rope_and_cache
+    """
+
+    norm: NormWeight
+    qkv: LinearWeight
+    out: LinearWeight
+    cos_sin: Tensor
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def scale(self) -> float:
+        return self.head_dim**-0.5
+
+
+@dataclass(frozen=True, slots=True)
+class MLPWeights:
+    """An MLP gated by SiLU, behind its norm. gate_up: gate and up side by side."""
+
+    norm: NormWeight
+    gate_up: LinearWeight
+    down: LinearWeight
+
+
+class AttentionBlock(Protocol):
+    """x is what the block before it computed; the sum of all blocks so far travels as the residual."""
+
+    def __call__(self, x: Tensor, residual: Tensor | None, rows: TokenRows, kv: LayerKV) -> tuple[Tensor, Tensor]:
+        """x, residual: [num_tokens, hidden_size]; residual is None before the first block. May be overwritten.
+
+        Writes the rows' keys and values into the cache. Returns (this block's output, the new residual).
+        """
+        ...
+
+
+class MLPBlock(Protocol):
+    """The same without a cache."""
+
+    def __call__(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+class Head(Protocol):
+    """The last norm and the logits."""
+
+    def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
+        """x, residual: [num_rows, hidden_size], may be overwritten. Returns [num_rows, vocab_size] fp32."""
+        ...
+
+
+class ReferenceAttention:
+    """Written to be read; tested against transformers, and what every other one is tested against."""
+
+    def __init__(self, weights: AttentionWeights) -> None:
+        self._norm = weights.norm
+        self._qkv = pack_linear(weights.qkv.weight, weights.qkv.bias)
+        self._out = pack_linear(weights.out.weight, weights.out.bias)
+        self._cos_sin = weights.cos_sin
+        self._head_dim = weights.head_dim
+        self._num_heads = [weights.num_heads, weights.num_kv_heads, weights.num_kv_heads]
+        self._scale = weights.scale
+
+    def __call__(self, x: Tensor, residual: Tensor | None, rows: TokenRows, kv: LayerKV) -> tuple[Tensor, Tensor]:
+        x, residual = rms_norm(x, self._norm.weight, self._norm.eps, residual)
+        q, k, v = self._qkv(x).unflatten(1, (-1, self._head_dim)).split(self._num_heads, dim=1)
+        q, _ = rope_and_cache(q, k, v, self._cos_sin, rows.positions, kv, rows.slot_mapping)
+        return self._out(self._attend(q, rows, kv).flatten(1)), residual
+
+    def _attend(self, q: Tensor, rows: TokenRows, kv: LayerKV) -> Tensor:
+        parts: list[Tensor] = []
+        if part := rows.decode:
+            decode_q = q[: rows.num_decode_rows]
+            parts.append(decode_attention(decode_q, kv, part.block_tables, part.context_lens, self._scale))
+        if part := rows.prefill:
+            prefill_q, tables = q[rows.num_decode_rows :], part.block_tables
+            parts.append(
+                prefill_attention(
+                    prefill_q, kv, part.cu_seqlens, part.context_lens, tables, self._scale, part.max_seqlen
+                )
+            )
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+class ReferenceMLP:
+    """Written to be read."""
+
+    def __init__(self, weights: MLPWeights) -> None:
+        self._norm = weights.norm
+        self._gate_up = pack_linear(weights.gate_up.weight, weights.gate_up.bias)
+        self._down = pack_linear(weights.down.weight, weights.down.bias)
+
+    def __call__(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        x, residual = rms_norm(x, self._norm.weight, self._norm.eps, residual)
+        return self._down(silu_and_mul(self._gate_up(x))), residual
+
+
+class ReferenceHead:
+    """Written to be read."""
+
+    def __init__(self, norm: NormWeight, weight: LinearWeight) -> None:
+        self._norm = norm
+        self._linear = pack_linear(weight.weight, weight.bias)
+
+    def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
+        x, _ = rms_norm(x, self._norm.weight, self._norm.eps, residual)
+        return self._linear(x).float()

@@ -1,0 +1,133 @@
+"""The built library and the structures that it takes, field by field as in blocks.cpp, attention.h and linear.h."""
+
+import ctypes
+import functools
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_uint64, c_void_p
+
+from kernels.cpu.build import BuildError, build, cpu_levels
+
+
+class NoNativeOps(Exception):
+    """The native ops cannot do what is asked, or cannot be built; says why."""
+
+
+class LinearStruct(Structure):
+    """Linear."""
+
+    _fields_ = (
+        ("panels", c_void_p),
+        ("scales", c_void_p),
+        ("bias", c_void_p),
+        ("in_size", c_int64),
+        ("out_size", c_int64),
+        ("format", c_int32),
+    )
+
+
+class NormStruct(Structure):
+    """Norm."""
+
+    _fields_ = (("weight", c_void_p), ("size", c_int64), ("eps", c_float))
+
+
+class BatchStruct(Structure):
+    """Batch."""
+
+    _fields_ = (
+        ("num_tokens", c_int32),
+        ("num_decode", c_int32),
+        ("num_prefill", c_int32),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("decode_tables", c_void_p),
+        ("decode_lens", c_void_p),
+        ("prefill_tables", c_void_p),
+        ("prefill_lens", c_void_p),
+        ("cu_seqlens", c_void_p),
+        ("decode_stride", c_int64),
+        ("prefill_stride", c_int64),
+    )
+
+
+class CacheStruct(Structure):
+    """Cache."""
+
+    _fields_ = (
+        ("data", c_void_p),
+        ("block_bytes", c_int64),
+        ("head_bytes", c_int64),
+        ("num_kv_heads", c_int32),
+        ("block_size", c_int32),
+        ("head_dim", c_int32),
+    )
+
+
+class AttentionStruct(Structure):
+    """AttentionBlock."""
+
+    _fields_ = (
+        ("norm", NormStruct),
+        ("qkv", LinearStruct),
+        ("out", LinearStruct),
+        ("cos_sin", c_void_p),
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("scale", c_float),
+    )
+
+
+class MLPStruct(Structure):
+    """MlpBlock."""
+
+    _fields_ = (("norm", NormStruct), ("gate_up", LinearStruct), ("down", LinearStruct))
+
+
+_SIGNATURES = {
+    "attention": (c_void_p, POINTER(AttentionStruct), POINTER(BatchStruct), POINTER(CacheStruct), *[c_void_p] * 3),
+    "mlp": (c_void_p, POINTER(MLPStruct), *[c_void_p] * 3, c_int32),
+    "norm_linear": (c_void_p, POINTER(NormStruct), POINTER(LinearStruct), *[c_void_p] * 3, c_int32),
+    "linear": (c_void_p, POINTER(LinearStruct), c_void_p, c_void_p, c_int32),
+}
+DTYPE_SUFFIXES = ("bf16", "f32")
+
+
+@functools.cache
+def load_library(level: str) -> ctypes.CDLL:
+    """Build and load the ops of one instruction level.
+
+    Raises: NoNativeOps.
+    """
+    try:
+        library = ctypes.CDLL(str(build(level)))
+    except (BuildError, OSError) as error:
+        raise NoNativeOps(str(error)) from error
+    if level == "amx" and not library.baton_allows_amx():
+        raise NoNativeOps("the system does not let this process use AMX")
+    for name, argtypes in _SIGNATURES.items():
+        for suffix in DTYPE_SUFFIXES:
+            function = getattr(library, f"baton_{name}_{suffix}")
+            function.argtypes, function.restype = argtypes, None
+    library.baton_worker.argtypes, library.baton_worker.restype = (c_void_p, c_int32, c_int32), c_void_p
+    library.baton_num_helped.argtypes, library.baton_num_helped.restype = (c_void_p,), c_uint64
+    for name in ("delete", "begin", "end"):
+        function = getattr(library, f"baton_{name}")
+        function.argtypes, function.restype = (c_void_p,), None
+    return library
+
+
+def usable_levels() -> list[str]:
+    """The levels that this machine can run now, best first."""
+    levels = cpu_levels()
+    if "amx" in levels:
+        try:
+            load_library("amx")
+        except NoNativeOps:
+            levels.remove("amx")
+    return levels
+
+
+def best_library() -> tuple[str, ctypes.CDLL]:
+    """Raises: NoNativeOps if not even the best one that the CPU has can be built."""
+    level = usable_levels()[0]
+    return level, load_library(level)

@@ -1,0 +1,219 @@
+"""The blocks of kernels/blocks.py in C++. Hidden states between blocks are fp32."""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from kernels.blocks import AttentionWeights, LinearWeight, MLPWeights, NormWeight
+from kernels.cpu.cores import Cores
+from kernels.cpu.library import (
+    AttentionStruct,
+    BatchStruct,
+    CacheStruct,
+    LinearStruct,
+    MLPStruct,
+    NoNativeOps,
+    NormStruct,
+    best_library,
+    load_library,
+)
+from kernels.cpu.packing import PackedWeight, pack, pack_gated
+from kernels.paged_kv import LayerKV
+from kernels.token_rows import TokenRows
+
+_SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+_MAX_HEAD_DIM = 256
+_LANES = 16
+
+
+class CpuOps:
+    """Runs blocks on the calling thread and its helpers. One thread at a time may call it.
+
+    Owns the helpers, which end with it. Mutable state: the last step's rows as the library takes them.
+    """
+
+    def __init__(
+        self, dtype: torch.dtype, head_dim: int, block_size: int, cores: Cores, level: str | None = None
+    ) -> None:
+        """level: an instruction level by the names of build.py; None: the best of this machine.
+
+        Raises: NoNativeOps.
+        """
+        if dtype not in _SUFFIXES:
+            raise NoNativeOps(f"the native ops compute in {', '.join(map(str, _SUFFIXES))}, not in {dtype}")
+        if head_dim % _LANES or head_dim > _MAX_HEAD_DIM:
+            raise NoNativeOps(f"head_dim must be a multiple of {_LANES} up to {_MAX_HEAD_DIM}, got {head_dim}")
+        if block_size % _LANES:
+            raise NoNativeOps(f"block_size must be a multiple of {_LANES}, got {block_size}")
+        self.level, self._library = (level, load_library(level)) if level else best_library()
+        self.name = f"cpu ({self.level})"
+        self._suffix = _SUFFIXES[dtype]
+        self._cores = cores  # keeps the board mapped
+        address = ctypes.addressof(ctypes.c_char.from_buffer(cores.board))
+        self._worker = self._library.baton_worker(address, cores.num_cores, cores.worker)
+        self._rows: TokenRows | None = None
+        self._batch = BatchStruct()
+
+    def __del__(self) -> None:
+        if worker := getattr(self, "_worker", None):
+            self._library.baton_delete(worker)
+
+    def hidden_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return torch.float32
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        self._library.baton_begin(self._worker)
+        try:
+            yield
+        finally:
+            self._library.baton_end(self._worker)
+
+    @property
+    def num_helped(self) -> int:
+        """Tasks that helpers have run so far."""
+        return self._library.baton_num_helped(self._worker)
+
+    def attention(self, weights: AttentionWeights) -> "CpuAttention":
+        return CpuAttention(self, weights)
+
+    def mlp(self, weights: MLPWeights) -> "CpuMLP":
+        return CpuMLP(self, weights)
+
+    def head(self, norm: NormWeight, weight: LinearWeight) -> "CpuHead":
+        return CpuHead(self, norm, weight)
+
+    def run(self, name: str, *arguments: object) -> None:
+        """Call one of the library's functions for our dtype."""
+        getattr(self._library, f"baton_{name}_{self._suffix}")(self._worker, *arguments)
+
+    def batch_of(self, rows: TokenRows) -> BatchStruct:
+        """All layers of a step ask with the same rows."""
+        if rows is not self._rows:
+            self._rows, self._batch = rows, _batch_struct(rows)
+        return self._batch
+
+
+class CpuAttention:
+    """Owns its packed weights."""
+
+    def __init__(self, ops: CpuOps, weights: AttentionWeights) -> None:
+        self._ops = ops
+        self._norm = _OwnedNorm(weights.norm)
+        self._qkv = _OwnedLinear(pack(weights.qkv.weight, weights.qkv.bias))
+        self._out = _OwnedLinear(pack(weights.out.weight, weights.out.bias))
+        self._cos_sin = weights.cos_sin.contiguous()
+        self._struct = AttentionStruct(
+            self._norm.struct,
+            self._qkv.struct,
+            self._out.struct,
+            self._cos_sin.data_ptr(),
+            weights.num_heads,
+            weights.num_kv_heads,
+            weights.head_dim,
+            weights.scale,
+        )
+        self._hidden_size = self._out.struct.out_size
+        self._caches: dict[int, CacheStruct] = {}
+
+    def __call__(self, x: Tensor, residual: Tensor | None, rows: TokenRows, kv: LayerKV) -> tuple[Tensor, Tensor]:
+        is_first = residual is None
+        residual = x if residual is None else residual
+        out = torch.empty(len(residual), self._hidden_size)
+        self._ops.run(
+            "attention",
+            self._struct,
+            self._ops.batch_of(rows),
+            self._cache_of(kv),
+            None if is_first else x.data_ptr(),
+            residual.data_ptr(),
+            out.data_ptr(),
+        )
+        return out, residual
+
+    def _cache_of(self, kv: LayerKV) -> CacheStruct:
+        address = kv.keys.data_ptr()
+        if address not in self._caches:
+            self._caches = {address: _cache_struct(kv)}
+        return self._caches[address]
+
+
+class CpuMLP:
+    """Owns its packed weights."""
+
+    def __init__(self, ops: CpuOps, weights: MLPWeights) -> None:
+        self._ops = ops
+        self._norm = _OwnedNorm(weights.norm)
+        self._gate_up = _OwnedLinear(pack_gated(weights.gate_up.weight, weights.gate_up.bias))
+        self._down = _OwnedLinear(pack(weights.down.weight, weights.down.bias))
+        self._struct = MLPStruct(self._norm.struct, self._gate_up.struct, self._down.struct)
+        self._hidden_size = self._down.struct.out_size
+
+    def __call__(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        out = torch.empty(len(residual), self._hidden_size)
+        self._ops.run("mlp", self._struct, x.data_ptr(), residual.data_ptr(), out.data_ptr(), len(residual))
+        return out, residual
+
+
+class CpuHead:
+    """Owns its packed weight."""
+
+    def __init__(self, ops: CpuOps, norm: NormWeight, weight: LinearWeight) -> None:
+        self._ops = ops
+        self._norm = _OwnedNorm(norm)
+        self._linear = _OwnedLinear(pack(weight.weight, weight.bias))
+
+    def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
+        out = torch.empty(len(residual), self._linear.struct.out_size)
+        self._ops.run(
+            "norm_linear",
+            self._norm.struct,
+            self._linear.struct,
+            *(x.data_ptr(), residual.data_ptr(), out.data_ptr(), len(residual)),
+        )
+        return out
+
+
+class _OwnedNorm:
+    def __init__(self, norm: NormWeight) -> None:
+        self._weight = norm.weight.float().contiguous()
+        self.struct = NormStruct(self._weight.data_ptr(), len(norm.weight), norm.eps)
+
+
+class _OwnedLinear:
+    def __init__(self, packed: PackedWeight) -> None:
+        self._packed = packed
+        self.struct = LinearStruct(
+            packed.panels.data_ptr(), None, _address(packed.bias), packed.in_size, packed.out_size, 0
+        )
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _batch_struct(rows: TokenRows) -> BatchStruct:
+    decode, prefill = rows.decode, rows.prefill
+    struct = BatchStruct(
+        len(rows.positions), rows.num_decode_rows, 0, rows.positions.data_ptr(), rows.slot_mapping.data_ptr()
+    )
+    if decode:
+        struct.decode_tables, struct.decode_lens = decode.block_tables.data_ptr(), decode.context_lens.data_ptr()
+        struct.decode_stride = decode.block_tables.stride(0)
+    if prefill:
+        struct.num_prefill = len(prefill.context_lens)
+        struct.prefill_tables, struct.prefill_lens = prefill.block_tables.data_ptr(), prefill.context_lens.data_ptr()
+        struct.cu_seqlens, struct.prefill_stride = prefill.cu_seqlens.data_ptr(), prefill.block_tables.stride(0)
+    return struct
+
+
+def _cache_struct(kv: LayerKV) -> CacheStruct:
+    """Keys and values of a block lie one behind the other."""
+    head_bytes = kv.block_size * kv.head_dim * kv.dtype.itemsize
+    assert kv.values.data_ptr() - kv.keys.data_ptr() == kv.num_kv_heads * head_bytes
+    assert kv.keys[0].is_contiguous(), "a head's keys are one piece"
+    block_bytes = kv.keys.stride(0) * kv.dtype.itemsize
+    return CacheStruct(kv.keys.data_ptr(), block_bytes, head_bytes, kv.num_kv_heads, kv.block_size, kv.head_dim)

@@ -1,0 +1,164 @@
+// Attention of a few query rows over one head's paged keys and values, with an online softmax.
+//
+// In a block, a head's keys are [head_dim / PAIR][block_size] words and its values [block_size / PAIR][head_dim] words:
+// one vector is 16 keys of one pair of dimensions, or 16 dimensions of one pair of keys.
+// Source: FlashAttention-2 (2023), Flash-Decoding (2023).
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include "vec.h"
+
+constexpr int MAX_ROWS = 8;      // query rows that share a pass over the keys
+constexpr int TILE_KEYS = 64;    // keys between two corrections of the running maximum
+constexpr int MAX_HEAD_DIM = 256;
+
+// One layer of the cache. A block's part of it: keys of all heads, then values of all heads.
+struct Cache {
+    char* data;
+    int64_t block_bytes;  // from one block to the next
+    int64_t head_bytes;   // one head's keys, or values
+    int32_t num_kv_heads, block_size, head_dim;
+
+    const uint32_t* keys(int block, int head) const {
+        return (const uint32_t*)(data + block * block_bytes + head * head_bytes);
+    }
+    const uint32_t* values(int block, int head) const { return keys(block, head + num_kv_heads); }
+};
+
+// Query rows: words of each, keys that it may see, and its running result. Scores and maxima are logarithms to base 2.
+struct QueryRows {
+    const uint32_t* q[MAX_ROWS];
+    int limits[MAX_ROWS];
+    float* out[MAX_ROWS];  // [head_dim], not yet divided by the sum
+    float max[MAX_ROWS];
+    float sum[MAX_ROWS];
+};
+
+template <class T, int R>
+inline void score_tile(const QueryRows& rows, const Cache& cache, const int32_t* table, int head, int start, int count,
+                       float (*scores)[TILE_KEYS]) {
+    const int64_t d_words = cache.head_dim / Words<T>::PAIR;
+    for (int key = 0; key < count; key += LANES) {
+        int position = start + key;
+        const uint32_t* k = cache.keys(table[position / cache.block_size], head) + position % cache.block_size;
+        f32x16 acc[R];
+        for (auto& value : acc) value = f32x16{};
+        for (int64_t d = 0; d < d_words; d++) {
+            u32x16 words = load<u32x16>(k + d * cache.block_size);
+            for (int r = 0; r < R; r++) acc[r] = Words<T>::dot(acc[r], words, splat_word(rows.q[r][d]));
+        }
+        for (int r = 0; r < R; r++) store(scores[r] + key, acc[r]);
+    }
+}
+
+// Turn a row's products into weights of type T, correct its running maximum and sum. Returns the factor for its output.
+template <class T>
+inline float weigh(float& running_max, float& running_sum, int limit, int start, int count, float scale, float* scores,
+                   T* weights) {
+    const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const f32x16 minus_infinity = splat(-std::numeric_limits<float>::infinity());
+    f32x16 most = splat(running_max);
+    int num_vectors = (count + LANES - 1) / LANES;
+    for (int v = 0; v < num_vectors; v++) {
+        f32x16 value = load<f32x16>(scores + v * LANES) * scale;
+        if (start + (v + 1) * LANES > limit) value = lanes + (start + v * LANES) < limit ? value : minus_infinity;
+        store(scores + v * LANES, value);
+        most = max(value, most);
+    }
+    float new_max = max_of(most);
+    f32x16 total{};
+    for (int v = 0; v < num_vectors; v++) {
+        f32x16 weight = exp2_negative<T>(load<f32x16>(scores + v * LANES) - new_max);
+        total += weight;
+        Words<T>::store_row(weights + v * LANES, weight);
+    }
+    float correction = new_max == running_max ? 1.0f : exp2_negative<float>(splat(running_max - new_max))[0];
+    running_sum = running_sum * correction + sum(total);
+    running_max = new_max;
+    return correction;
+}
+
+// out[r] = out[r] * corrections[r] + weights[r] @ values, for R rows and C vectors of dimensions.
+template <class T, int R, int C>
+inline void add_values(QueryRows& rows, int row, const Cache& cache, const int32_t* table, int head, int start,
+                       int count, int dim, const float* corrections, T (*weights)[TILE_KEYS]) {
+    constexpr int PAIR = Words<T>::PAIR;
+    f32x16 acc[R][C];
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < C; c++)
+            acc[r][c] = load<f32x16>(rows.out[row + r] + dim + c * LANES) * corrections[row + r];
+    auto add_pair = [&](int key, uint32_t mask) {
+        int position = start + key;
+        const uint32_t* v = cache.values(table[position / cache.block_size], head) +
+                            position % cache.block_size / PAIR * cache.head_dim + dim;
+        u32x16 words[C];
+        for (int c = 0; c < C; c++) words[c] = load<u32x16>(v + c * LANES) & mask;
+        for (int r = 0; r < R; r++) {
+            u32x16 weight = splat_word(load<uint32_t>(weights[row + r] + key));
+            for (int c = 0; c < C; c++) acc[r][c] = Words<T>::dot(acc[r][c], words[c], weight);
+        }
+    };
+    int key = 0;
+    for (; key + PAIR <= count; key += PAIR) add_pair(key, 0xffffffffu);
+    // What lies behind the last key may be anything, and zero times NaN is NaN.
+    if (key < count) add_pair(key, 0x0000ffffu);
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < C; c++) store(rows.out[row + r] + dim + c * LANES, acc[r][c]);
+}
+
+template <class T, int R>
+inline void add_values_all(QueryRows& rows, int row, const Cache& cache, const int32_t* table, int head, int start,
+                           int count, const float* corrections, T (*weights)[TILE_KEYS]) {
+    int dim = 0;
+    for (; dim + 4 * LANES <= cache.head_dim; dim += 4 * LANES)
+        add_values<T, R, 4>(rows, row, cache, table, head, start, count, dim, corrections, weights);
+    for (; dim < cache.head_dim; dim += LANES)
+        add_values<T, R, 1>(rows, row, cache, table, head, start, count, dim, corrections, weights);
+}
+
+// Let R rows see keys [begin, end) of one sequence; scale includes the logarithm's base. Each row sees at least one key of the first tile.
+// head_dim is a multiple of 16, begin one of TILE_KEYS, block_size one of 16.
+template <class T, int R>
+void attend(QueryRows& rows, const Cache& cache, const int32_t* table, int head, int begin, int end, float scale) {
+    alignas(64) float scores[R][TILE_KEYS];
+    alignas(64) T weights[R][TILE_KEYS];
+    float corrections[R];
+    for (int r = 0; r < R; r++) {
+        rows.max[r] = -std::numeric_limits<float>::infinity();
+        rows.sum[r] = 0;
+        std::memset(rows.out[r], 0, cache.head_dim * sizeof(float));
+    }
+    for (int start = begin; start < end; start += TILE_KEYS) {
+        int count = std::min(TILE_KEYS, end - start);
+        score_tile<T, R>(rows, cache, table, head, start, count, scores);
+        for (int r = 0; r < R; r++)
+            corrections[r] =
+                weigh<T>(rows.max[r], rows.sum[r], rows.limits[r], start, count, scale, scores[r], weights[r]);
+        int r = 0;
+        for (; r + 4 <= R; r += 4)
+            add_values_all<T, 4>(rows, r, cache, table, head, start, count, corrections, weights);
+        if constexpr (R % 4 >= 2) {
+            add_values_all<T, 2>(rows, r, cache, table, head, start, count, corrections, weights);
+            r += 2;
+        }
+        if constexpr (R % 2 == 1)
+            add_values_all<T, 1>(rows, r, cache, table, head, start, count, corrections, weights);
+    }
+}
+
+template <class T>
+void attend(QueryRows& rows, int num_rows, const Cache& cache, const int32_t* table, int head, int begin, int end,
+            float scale) {
+    switch (num_rows) {
+        case 1: return attend<T, 1>(rows, cache, table, head, begin, end, scale);
+        case 2: return attend<T, 2>(rows, cache, table, head, begin, end, scale);
+        case 3: return attend<T, 3>(rows, cache, table, head, begin, end, scale);
+        case 4: return attend<T, 4>(rows, cache, table, head, begin, end, scale);
+        case 5: return attend<T, 5>(rows, cache, table, head, begin, end, scale);
+        case 6: return attend<T, 6>(rows, cache, table, head, begin, end, scale);
+        case 7: return attend<T, 7>(rows, cache, table, head, begin, end, scale);
+        default: return attend<T, 8>(rows, cache, table, head, begin, end, scale);
+    }
+}

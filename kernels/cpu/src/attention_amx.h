@@ -1,0 +1,126 @@
+// The same attention for 16 query rows of prompts at a time, both products in AMX tiles. bf16 only.
+// Included by blocks.cpp where the compiler has AMX.
+#pragma once
+
+#include "attention.h"
+
+constexpr int TILE_ROWS = 16;
+
+// Query rows side by side: q [16][head_dim], out [16][head_dim]; see QueryRows.
+struct TileRows {
+    const bf16* q;
+    int limits[TILE_ROWS];
+    float* out;
+    float max[TILE_ROWS];
+    float sum[TILE_ROWS];
+};
+
+// Tiles 0-3: sums of four neighbouring pieces; 4: queries; 5: 16 keys of 32 dimensions; 6: weights of 16 keys;
+// 7: 16 dimensions of 16 values.
+inline void configure_attention_tiles() {
+    struct alignas(64) {
+        uint8_t palette = 1, start_row = 0, reserved[14] = {};
+        uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 32, 64};
+        uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 8};
+    } config;
+    _tile_loadconfig(&config);
+}
+
+// scores[16][TILE_KEYS] of keys [start, start + TILE_KEYS); blocks that begin past `end` are not looked at.
+inline void score_tile(const TileRows& rows, const Cache& cache, const int32_t* table, int head, int start, int end,
+                       float (*scores)[TILE_KEYS]) {
+    const uint32_t* keys[4];
+    for (int i = 0; i < 4; i++) {
+        int position = start + i * LANES < end ? start + i * LANES : start;
+        keys[i] = cache.keys(table[position / cache.block_size], head) + position % cache.block_size;
+    }
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    const int64_t key_stride = cache.block_size * 4;
+    for (int d = 0; d < cache.head_dim / 2; d += 16) {
+        _tile_loadd(4, rows.q + d * 2, cache.head_dim * 2);
+        _tile_loadd(5, keys[0] + d * cache.block_size, key_stride);
+        _tile_dpbf16ps(0, 4, 5);
+        _tile_loadd(5, keys[1] + d * cache.block_size, key_stride);
+        _tile_dpbf16ps(1, 4, 5);
+        _tile_loadd(5, keys[2] + d * cache.block_size, key_stride);
+        _tile_dpbf16ps(2, 4, 5);
+        _tile_loadd(5, keys[3] + d * cache.block_size, key_stride);
+        _tile_dpbf16ps(3, 4, 5);
+    }
+    _tile_stored(0, scores[0], TILE_KEYS * 4);
+    _tile_stored(1, scores[0] + LANES, TILE_KEYS * 4);
+    _tile_stored(2, scores[0] + 2 * LANES, TILE_KEYS * 4);
+    _tile_stored(3, scores[0] + 3 * LANES, TILE_KEYS * 4);
+}
+
+// out += weights @ values of `count` keys, 64 dimensions at a time.
+inline void add_values(TileRows& rows, const Cache& cache, const int32_t* table, int head, int start, int count,
+                       const bf16 (*weights)[TILE_KEYS], uint32_t* scratch) {
+    const int64_t stride = cache.head_dim * 4;
+    const uint32_t* values[4];
+    for (int i = 0; i * LANES < count; i++) {
+        int position = start + i * LANES;
+        values[i] = cache.values(table[position / cache.block_size], head) +
+                    position % cache.block_size / 2 * cache.head_dim;
+        int num_keys = count - i * LANES;
+        if (num_keys < LANES) {  // what lies behind the last key may be anything, and zero times NaN is NaN
+            std::memset(scratch, 0, 8 * stride);
+            std::memcpy(scratch, values[i], num_keys / 2 * stride);
+            if (num_keys % 2)
+                for (int d = 0; d < cache.head_dim; d++)
+                    scratch[num_keys / 2 * cache.head_dim + d] =
+                        values[i][num_keys / 2 * cache.head_dim + d] & 0x0000ffffu;
+            values[i] = scratch;
+        }
+    }
+    for (int dim = 0; dim < cache.head_dim; dim += 4 * LANES) {
+        float* out = rows.out + dim;
+        _tile_loadd(0, out, stride);
+        _tile_loadd(1, out + LANES, stride);
+        _tile_loadd(2, out + 2 * LANES, stride);
+        _tile_loadd(3, out + 3 * LANES, stride);
+        for (int i = 0; i * LANES < count; i++) {
+            const uint32_t* v = values[i] + dim;
+            _tile_loadd(6, weights[0] + i * LANES, TILE_KEYS * 2);
+            _tile_loadd(7, v, stride);
+            _tile_dpbf16ps(0, 6, 7);
+            _tile_loadd(7, v + LANES, stride);
+            _tile_dpbf16ps(1, 6, 7);
+            _tile_loadd(7, v + 2 * LANES, stride);
+            _tile_dpbf16ps(2, 6, 7);
+            _tile_loadd(7, v + 3 * LANES, stride);
+            _tile_dpbf16ps(3, 6, 7);
+        }
+        _tile_stored(0, out, stride);
+        _tile_stored(1, out + LANES, stride);
+        _tile_stored(2, out + 2 * LANES, stride);
+        _tile_stored(3, out + 3 * LANES, stride);
+    }
+}
+
+// Let 16 rows see keys [0, end) of one sequence. head_dim is a multiple of 64.
+inline void attend(TileRows& rows, const Cache& cache, const int32_t* table, int head, int end, float scale) {
+    alignas(64) float scores[TILE_ROWS][TILE_KEYS];
+    alignas(64) bf16 weights[TILE_ROWS][TILE_KEYS];
+    alignas(64) uint32_t scratch[8 * MAX_HEAD_DIM];
+    for (int r = 0; r < TILE_ROWS; r++) {
+        rows.max[r] = -std::numeric_limits<float>::infinity();
+        rows.sum[r] = 0;
+    }
+    std::memset(rows.out, 0, TILE_ROWS * cache.head_dim * sizeof(float));
+    for (int start = 0; start < end; start += TILE_KEYS) {
+        score_tile(rows, cache, table, head, start, end, scores);
+        for (int r = 0; r < TILE_ROWS; r++) {
+            float correction =
+                weigh<bf16>(rows.max[r], rows.sum[r], rows.limits[r], start, TILE_KEYS, scale, scores[r], weights[r]);
+            if (correction != 1.0f) {
+                float* out = rows.out + r * cache.head_dim;
+                for (int d = 0; d < cache.head_dim; d += LANES) store(out + d, load<f32x16>(out + d) * correction);
+            }
+        }
+        add_values(rows, cache, table, head, start, std::min(TILE_KEYS, end - start), weights, scratch);
+    }
+}

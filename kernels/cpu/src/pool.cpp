@@ -1,0 +1,179 @@
+#include "pool.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <climits>
+
+namespace {
+
+// How long a helper looks for work after a step ended. Waking a sleeping one takes longer than the gap between steps.
+constexpr int64_t SPIN_NS = 500'000;
+// How often one that must stay away looks whether it may come back.
+constexpr int64_t AWAY_NS = 500'000;
+
+// A wait for a helper that means that others need its core, and for how many phases the caller then works alone: some
+// half of a step, so that on a crowded machine a step loses a time slice or two, not one a phase.
+constexpr int64_t STALL_NS = 1'000'000;
+constexpr int PHASES_ALONE = 128;
+
+int64_t now_ns() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1'000'000'000ll + now.tv_nsec;
+}
+
+void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+void wait_while(std::atomic<uint32_t>& word, uint32_t value, int64_t at_most_ns) {
+    timespec timeout{at_most_ns / 1'000'000'000, at_most_ns % 1'000'000'000};
+    syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, at_most_ns ? &timeout : nullptr, nullptr, 0);
+}
+
+void wake_all(std::atomic<uint32_t>& word) {
+    syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+}  // namespace
+
+Pool::Pool(Core* cores, int num_cores, int worker)
+    : cores_(cores), num_cores_(num_cores), bit_(uint64_t(1) << worker), tenant_(uint32_t(worker) + 1) {
+    // The caller stands for the first of its home cores; every other core may get a helper of ours.
+    int own = 0;
+    while (own + 1 < num_cores && !(cores[own].homes & bit_)) own++;
+    for (int core = 0; core < num_cores; core++) {
+        if (core != own) helpers_.emplace_back([this, core] { help(core); });
+    }
+}
+
+Pool::~Pool() {
+    is_closing_ = true;
+    is_begun_.fetch_or(1);
+    wake_all(is_begun_);
+    for (auto& helper : helpers_) helper.join();
+    end();
+}
+
+void Pool::begin() {
+    for (int core = 0; core < num_cores_; core++) {
+        if (cores_[core].homes.load(std::memory_order_relaxed) & bit_) cores_[core].wanted.fetch_or(bit_);
+    }
+    is_begun_.store(1);
+    if (num_asleep_.load() > 0) wake_all(is_begun_);
+}
+
+void Pool::end() {
+    is_begun_.store(0);
+    for (int core = 0; core < num_cores_; core++) {
+        if (cores_[core].wanted.load(std::memory_order_relaxed) & bit_) cores_[core].wanted.fetch_and(~bit_);
+    }
+}
+
+void Pool::run_phase(int num_tasks, Call call, const void* context) {
+    if (num_alone_ > 0) {
+        num_alone_--;
+        for (int i = 0; i < num_tasks; i++) call(context, i);
+        return;
+    }
+    num_done_.store(0, std::memory_order_relaxed);
+    num_tasks_.store(num_tasks, std::memory_order_release);
+    call_.store(call, std::memory_order_release);
+    context_.store(context, std::memory_order_release);
+    uint32_t phase = uint32_t(ticket_.load(std::memory_order_relaxed) >> 32) + 1;
+    ticket_.store(uint64_t(phase) << 32, std::memory_order_release);
+    while (take()) {
+    }
+    await_helpers(num_tasks);
+    // Helpers that look now see no task left: the next phase has another number.
+    ticket_.store(uint64_t(phase) << 32 | NO_TASK, std::memory_order_release);
+}
+
+void Pool::await_helpers(int num_tasks) {
+    int64_t waiting_since = 0;
+    for (int spins = 0; num_done_.load(std::memory_order_acquire) < num_tasks; spins++) {
+        if (spins < 1000) {
+            relax();
+        } else {
+            if (waiting_since == 0) waiting_since = now_ns();
+            std::this_thread::yield();  // whoever has the last task may need this very core
+        }
+    }
+    // No task takes this long: its helper was put off its core, and would be again if it were asked again at once.
+    if (waiting_since && now_ns() - waiting_since > STALL_NS) num_alone_ = PHASES_ALONE;
+}
+
+// Run one task of the phase under way. Returns false when there is none left.
+bool Pool::take() {
+    uint64_t ticket = ticket_.load(std::memory_order_acquire);
+    // These are of the ticket's phase only if it has not changed since, which the exchange proves.
+    int num_tasks = num_tasks_.load(std::memory_order_acquire);
+    Call call = call_.load(std::memory_order_acquire);
+    const void* context = context_.load(std::memory_order_acquire);
+    uint32_t phase = uint32_t(ticket >> 32);
+    do {
+        if (uint32_t(ticket >> 32) != phase || int(uint32_t(ticket)) >= num_tasks) return false;
+    } while (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel));
+    call(context, int(uint32_t(ticket)));
+    num_done_.fetch_add(1, std::memory_order_acq_rel);
+    return true;
+}
+
+bool Pool::may_use(int core) {
+    Core& at = cores_[core];
+    if (at.homes.load(std::memory_order_relaxed) & bit_) return true;
+    if (at.wanted.load(std::memory_order_relaxed)) {
+        leave(core);
+        return false;
+    }
+    uint32_t tenant = at.tenant.load(std::memory_order_relaxed);
+    return tenant == tenant_ || (tenant == 0 && at.tenant.compare_exchange_strong(tenant, tenant_));
+}
+
+void Pool::leave(int core) {
+    uint32_t tenant = tenant_;
+    cores_[core].tenant.compare_exchange_strong(tenant, 0);
+}
+
+void Pool::sleep_until_begun(int core) {
+    leave(core);
+    num_asleep_.fetch_add(1);
+    while (!is_begun_.load() && !is_closing_) wait_while(is_begun_, 0, 0);
+    num_asleep_.fetch_sub(1);
+}
+
+void Pool::help(int core) {
+    int64_t idle_since = 0;
+    while (!is_closing_) {
+        if (!is_begun_.load(std::memory_order_relaxed)) {
+            if (idle_since == 0) idle_since = now_ns();
+            if (now_ns() - idle_since > SPIN_NS || !may_use(core)) {
+                sleep_until_begun(core);
+                idle_since = 0;
+            } else {
+                relax();
+            }
+            continue;
+        }
+        idle_since = 0;
+        if (!may_use(core)) {
+            num_asleep_.fetch_add(1);
+            wait_while(is_begun_, 1, AWAY_NS);
+            num_asleep_.fetch_sub(1);
+            continue;
+        }
+        if (take()) {
+            num_helped_.fetch_add(1, std::memory_order_relaxed);
+        } else {
+            relax();
+        }
+    }
+    leave(core);
+}

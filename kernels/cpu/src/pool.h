@@ -1,0 +1,79 @@
+// Threads that help the calling one through the phases of a step.
+//
+// A phase is a number of independent tasks; whoever has time takes the next one. The caller never waits for a helper
+// to come, only for one that has taken a task: a helper that the operating system does not run costs nothing, and one
+// whose core is wanted by another process leaves between two tasks.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+// A task that reads less is not worth sharing: a few microseconds, as long as it takes to tell another core of it.
+constexpr int64_t MIN_TASK_BYTES = 1 << 16;
+
+// One core of the host, as all its workers see it (in memory that they share).
+struct Core {
+    std::atomic<uint64_t> homes;   // bit i: worker i has this core for itself, whenever it has work
+    std::atomic<uint64_t> wanted;  // bit i: worker i, at home here, has work now
+    std::atomic<uint32_t> tenant;  // 1 + the worker that borrowed it, 0: nobody
+    char apart[64 - 20];
+};
+static_assert(sizeof(Core) == 64, "a cache line each, and the layout that Python writes");
+
+class Pool {
+public:
+    // cores: num_cores of them, which outlive the pool; worker: our bit in them
+    Pool(Core* cores, int num_cores, int worker);
+    ~Pool();
+
+    // Between begin and end our home cores are wanted, and helpers look for tasks without sleeping.
+    void begin();
+    void end();
+
+    // Run task(0) … task(num_tasks - 1), in any order, on the caller and the helpers; return when all are done.
+    template <class Task>
+    void run(int num_tasks, const Task& task) {
+        if (num_tasks <= 1 || helpers_.empty()) {
+            for (int i = 0; i < num_tasks; i++) task(i);
+            return;
+        }
+        run_phase(num_tasks, [](const void* context, int i) { (*static_cast<const Task*>(context))(i); }, &task);
+    }
+
+    int num_threads() const { return int(helpers_.size()) + 1; }
+    // Tasks that others than the caller have run, ever: shows whether lending works.
+    uint64_t num_helped() const { return num_helped_.load(std::memory_order_relaxed); }
+
+private:
+    typedef void (*Call)(const void* context, int index);
+
+    void run_phase(int num_tasks, Call call, const void* context);
+    void await_helpers(int num_tasks);
+    bool take();
+    void help(int core);
+    bool may_use(int core);
+    void leave(int core);
+    void sleep_until_begun(int core);
+
+    Core* cores_;
+    int num_cores_;
+    uint64_t bit_;
+    uint32_t tenant_;
+    int num_alone_ = 0;  // phases that the caller still runs without helpers
+    std::vector<std::thread> helpers_;
+
+    // The phase under way. ticket: its number in the upper half, the next task in the lower; NO_TASK between phases,
+    // also before the first one: a helper must never take a task of a phase that is still being written.
+    static constexpr uint32_t NO_TASK = 0x7fffffff;
+    alignas(64) std::atomic<uint64_t> ticket_{NO_TASK};
+    std::atomic<int> num_tasks_{0};
+    std::atomic<Call> call_{nullptr};
+    std::atomic<const void*> context_{nullptr};
+    alignas(64) std::atomic<int> num_done_{0};
+    alignas(64) std::atomic<uint32_t> is_begun_{0};
+    std::atomic<int> num_asleep_{0};
+    std::atomic<bool> is_closing_{false};
+    std::atomic<uint64_t> num_helped_{0};
+};

@@ -1,0 +1,237 @@
+"""The native blocks against the reference, at odd sizes, on every instruction level that this machine can run."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.blocks import (
+    AttentionWeights,
+    LinearWeight,
+    MLPWeights,
+    NormWeight,
+    ReferenceAttention,
+    ReferenceHead,
+    ReferenceMLP,
+)
+from kernels.cpu.cores import private_cores
+from kernels.cpu.library import NoNativeOps, usable_levels
+from kernels.cpu.ops import CpuOps
+from kernels.paged_kv import LayerKV
+from kernels.token_rows import DecodeRows, PrefillRows, TokenRows
+from tests.kernels.paged import make_kv
+
+DTYPES = [torch.float32, torch.bfloat16]
+LEVELS = usable_levels()
+HEADS = [(9, 3, 64), (3, 3, 16), (4, 1, 80), (10, 1, 128), (32, 2, 64)]
+BLOCK_SIZE = 16
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+"""Of outputs of order 1. bfloat16: activations are rounded four times on their way, by 2**-9 each, and summed."""
+
+
+def make_ops(dtype: torch.dtype, level: str | None = None, num_cores: int = 3, head_dim: int = 64) -> CpuOps:
+    return CpuOps(dtype, head_dim, BLOCK_SIZE, private_cores(num_cores), level)
+
+
+class Random:
+    """Tensors of one dtype, the same every time."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._generator = torch.Generator().manual_seed(0)
+        self._dtype = dtype
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self._generator).to(self._dtype)
+
+    def linear(self, out_size: int, in_size: int, *, has_bias: bool = True) -> LinearWeight:
+        weight = (self.normal(out_size, in_size) / in_size**0.5).to(self._dtype)
+        return LinearWeight(weight, self.normal(out_size) if has_bias else None)
+
+    def norm(self, size: int) -> NormWeight:
+        return NormWeight((self.normal(size) / 4 + 1).to(self._dtype), 1e-5)
+
+
+def in_fp32(weight: LinearWeight) -> LinearWeight:
+    return LinearWeight(weight.weight.float(), None if weight.bias is None else weight.bias.float())
+
+
+def norm_in_fp32(norm: NormWeight) -> NormWeight:
+    return NormWeight(norm.weight.float(), norm.eps)
+
+
+def make_attention(random: Random, num_heads: int, num_kv_heads: int, head_dim: int, hidden: int) -> AttentionWeights:
+    return AttentionWeights(
+        norm=random.norm(hidden),
+        qkv=random.linear((num_heads + 2 * num_kv_heads) * head_dim, hidden),
+        out=random.linear(hidden, num_heads * head_dim),
+        cos_sin=torch.randn(2048, head_dim, generator=torch.Generator().manual_seed(1)).clamp(-1, 1),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+    )
+
+
+def make_rows(decode_lens: list[int], prefill: list[tuple[int, int]]) -> tuple[TokenRows, int]:
+    """decode_lens: contexts;  prefill: (new tokens, context). Returns rows over blocks in any order, and how many."""
+    contexts = decode_lens + [context for _, context in prefill]
+    counts = [-(-context // BLOCK_SIZE) for context in contexts]
+    order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(2)).int()
+    tables = torch.full((len(contexts), max(counts) + 1), 2**30, dtype=torch.int32)
+    for table, block_ids in zip(tables, order.split(counts), strict=True):
+        table[: len(block_ids)] = block_ids
+    new = [1] * len(decode_lens) + [count for count, _ in prefill]
+    positions = [torch.arange(context - count, context) for count, context in zip(new, contexts, strict=True)]
+    slots = [
+        table[position // BLOCK_SIZE].long() * BLOCK_SIZE + position % BLOCK_SIZE
+        for table, position in zip(tables, positions, strict=True)
+    ]
+    num_decode = len(decode_lens)
+    lens = torch.tensor(contexts, dtype=torch.int32)
+    runs = [count for count, _ in prefill]
+    return TokenRows(
+        positions=torch.cat(positions),
+        slot_mapping=torch.cat(slots),
+        num_decode_rows=num_decode,
+        decode=DecodeRows(tables[:num_decode], lens[:num_decode]) if decode_lens else None,
+        prefill=PrefillRows(torch.tensor([0, *runs]).cumsum(0).int(), max(runs), tables[num_decode:], lens[num_decode:])
+        if prefill
+        else None,
+    ), sum(counts)
+
+
+def fill_contexts(kv: LayerKV, rows: TokenRows, random: Random) -> None:
+    """Something in every slot before the rows' own; the slots behind them keep what was there."""
+    runs = rows.prefill.cu_seqlens.diff().tolist() if rows.prefill else []
+    for part, counts in ((rows.decode, [1] * rows.num_decode_rows), (rows.prefill, runs)):
+        if part is None:
+            continue
+        for table, context, count in zip(part.block_tables, part.context_lens.tolist(), counts, strict=True):
+            position = torch.arange(context - count)
+            slots = table[position // BLOCK_SIZE].long() * BLOCK_SIZE + position % BLOCK_SIZE
+            shape = len(position), kv.num_kv_heads, kv.head_dim
+            kv.write(random.normal(*shape), random.normal(*shape), slots)
+
+
+def copy_in_fp32(kv: LayerKV) -> LayerKV:
+    num_blocks = len(kv.keys)
+    copy = make_kv(num_blocks, kv.num_kv_heads, kv.block_size, kv.head_dim, torch.float32)
+    k, v = kv.read(torch.arange(num_blocks).unsqueeze(0))
+    copy.write(k[0].transpose(0, 1), v[0].transpose(0, 1), torch.arange(num_blocks * kv.block_size))
+    return copy
+
+
+def assert_close(got: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
+    assert got.shape == wanted.shape
+    torch.testing.assert_close(got.float(), wanted.float(), rtol=TOLERANCE[dtype], atol=2 * TOLERANCE[dtype])
+
+
+def check_attention(
+    ops: CpuOps, weights: AttentionWeights, dtype: torch.dtype, rows: TokenRows, num_blocks: int
+) -> None:
+    random = Random(dtype)
+    kv = make_kv(num_blocks + 2, weights.num_kv_heads, BLOCK_SIZE, weights.head_dim, dtype)
+    fill_contexts(kv, rows, random)
+    exact_kv = copy_in_fp32(kv)
+    hidden = weights.norm.weight.shape[0]
+    x, residual = torch.randn(2, len(rows.positions), hidden, generator=torch.Generator().manual_seed(3))
+    exact = replace(weights, norm=norm_in_fp32(weights.norm), qkv=in_fp32(weights.qkv), out=in_fp32(weights.out))
+    wanted, wanted_residual = ReferenceAttention(exact)(x.clone(), residual.clone(), rows, exact_kv)
+    got, got_residual = ops.attention(weights)(x.clone(), residual.clone(), rows, kv)
+    assert_close(got, wanted, dtype)
+    torch.testing.assert_close(got_residual, wanted_residual)
+    slots = rows.slot_mapping
+    for part in range(2):
+        written, expected = (
+            one.read(torch.arange(num_blocks + 2).unsqueeze(0))[part][0][:, slots] for one in (kv, exact_kv)
+        )
+        assert_close(written, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), HEADS)
+def test_attention_of_decode_and_prefill_rows_is_the_references(
+    num_heads: int, num_kv_heads: int, head_dim: int, level: str, dtype: torch.dtype
+) -> None:
+    # Contexts on and around block and tile borders; prompts with and without a prefix.
+    rows, num_blocks = make_rows(
+        [1, 2, 15, 16, 17, 63, 64, 65, 700], [(2, 2), (17, 17), (64, 64), (33, 98), (5, 261), (16, 64)]
+    )
+    weights = make_attention(Random(dtype), num_heads, num_kv_heads, head_dim, hidden=75)
+    check_attention(make_ops(dtype, level, head_dim=head_dim), weights, dtype, rows, num_blocks)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("decode_lens", [[1], [300], [513], [1025, 40]])
+def test_few_sequences_are_split_over_their_keys(decode_lens: list[int], dtype: torch.dtype) -> None:
+    rows, num_blocks = make_rows(decode_lens, [])
+    weights = make_attention(Random(dtype), 9, 3, 64, hidden=576)
+    check_attention(make_ops(dtype, num_cores=8), weights, dtype, rows, num_blocks)
+
+
+def test_the_first_block_begins_the_residual() -> None:
+    rows, num_blocks = make_rows([5], [(3, 3)])
+    weights = make_attention(Random(torch.float32), 3, 3, 16, hidden=32)
+    x = torch.randn(4, 32)
+    kv, exact_kv = (make_kv(num_blocks, 3, BLOCK_SIZE, 16, torch.float32, fill=0.0) for _ in range(2))
+    got, residual = make_ops(torch.float32, head_dim=16).attention(weights)(x.clone(), None, rows, kv)
+    wanted, wanted_residual = ReferenceAttention(weights)(x, None, rows, exact_kv)
+    assert_close(got, wanted, torch.float32)
+    assert torch.equal(residual, wanted_residual)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 16, 17, 33, 130])
+@pytest.mark.parametrize(("hidden", "size"), [(75, 33), (576, 1536)])
+def test_mlp_is_the_references(hidden: int, size: int, num_rows: int, level: str, dtype: torch.dtype) -> None:
+    random = Random(dtype)
+    weights = MLPWeights(random.norm(hidden), random.linear(2 * size, hidden), random.linear(hidden, size))
+    exact = MLPWeights(norm_in_fp32(weights.norm), in_fp32(weights.gate_up), in_fp32(weights.down))
+    x, residual = torch.randn(2, num_rows, hidden, generator=torch.Generator().manual_seed(3))
+    wanted, wanted_residual = ReferenceMLP(exact)(x.clone(), residual.clone())
+    got, got_residual = make_ops(dtype, level).mlp(weights)(x.clone(), residual.clone())
+    assert_close(got, wanted, dtype)
+    torch.testing.assert_close(got_residual, wanted_residual)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("num_rows", [1, 2, 7, 40])
+@pytest.mark.parametrize("vocab_size", [1, 101, 1000])
+def test_head_is_the_references(vocab_size: int, num_rows: int, level: str, dtype: torch.dtype) -> None:
+    random = Random(dtype)
+    norm, weight = random.norm(64), random.linear(vocab_size, 64, has_bias=False)
+    x, residual = torch.randn(2, num_rows, 64, generator=torch.Generator().manual_seed(3))
+    wanted = ReferenceHead(norm_in_fp32(norm), in_fp32(weight))(x.clone(), residual.clone())
+    assert_close(make_ops(dtype, level).head(norm, weight)(x.clone(), residual.clone()), wanted, dtype)
+
+
+@pytest.mark.parametrize("num_cores", [1, 2, 7])
+def test_helpers_do_not_change_the_result(num_cores: int) -> None:
+    random = Random(torch.bfloat16)
+    weights = MLPWeights(random.norm(576), random.linear(3072, 576), random.linear(576, 1536))
+    x, residual = torch.randn(2, 200, 576, generator=torch.Generator().manual_seed(3))
+    alone = make_ops(torch.bfloat16, num_cores=1).mlp(weights)(x.clone(), residual.clone())
+    ops = make_ops(torch.bfloat16, num_cores=num_cores)
+    mlp = ops.mlp(weights)
+    for _ in range(20):
+        with ops.step():
+            got = mlp(x.clone(), residual.clone())
+        assert torch.equal(got[0], alone[0])
+
+
+@pytest.mark.parametrize(
+    ("request_", "named"),
+    [
+        ({"dtype": torch.float16}, "float16"),
+        ({"head_dim": 24}, "head_dim must be a multiple of 16 up to 256, got 24"),
+        ({"head_dim": 272}, "got 272"),
+        ({"block_size": 8}, "block_size must be a multiple of 16, got 8"),
+    ],
+)
+def test_what_is_not_there_is_said(request_: dict[str, object], named: str) -> None:
+    options: dict[str, object] = {"dtype": torch.bfloat16, "head_dim": 64, "block_size": 16} | request_
+    with pytest.raises(NoNativeOps, match=named):
+        CpuOps(**options, cores=private_cores(1))  # pyright: ignore[reportArgumentType]
