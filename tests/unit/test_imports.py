@@ -25,6 +25,9 @@ MAY_IMPORT = {
 FOREIGN_TO = {room: {"torch", "transformers"} for room in ("common", "gateway", "bench")}
 
 POLICY = (
+    "bench.figures",
+    "bench.measure",
+    "bench.slo",
     "bench.sse",
     "bench.workload",
     "common.engine.block_manager",
