@@ -26,6 +26,8 @@ FOREIGN_TO = {room: {"torch", "transformers"} for room in ("common", "gateway", 
 
 POLICY = (
     "bench.figures",
+    "bench.goodput",
+    "bench.interleave",
     "bench.measure",
     "bench.slo",
     "bench.sse",
