@@ -8,6 +8,9 @@ from pathlib import Path
 
 from common.config import (
     COMMANDS,
+    BenchGoodputCommand,
+    BenchMixedCommand,
+    BenchRunCommand,
     ChatCommand,
     Command,
     DecodeCommand,
@@ -26,8 +29,8 @@ from common.supervisor.policy import UNUSABLE_EXIT_CODE
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code: 0 done or stopped, 1 failed, 2 what was given is unusable."""
-    name, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    if name in ("-h", "--help", "help"):
+    name, rest = _split(list(sys.argv[1:] if argv is None else argv) or ["--help"])
+    if name in ("-h", "--help", "help", "bench -h", "bench --help"):
         print(_usage())
         return 0
     if name in ("version", "--version"):
@@ -43,6 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BatonError as error:
         print(f"baton {name}: error: {error}", file=sys.stderr)
         return UNUSABLE_EXIT_CODE if isinstance(error, ConfigError | ModelError) else 1
+
+
+def _split(words: list[str]) -> tuple[str, list[str]]:
+    """The command, of two words where the first is `bench`, and its flags."""
+    num_words = 2 if words[0] == "bench" else 1
+    return " ".join(words[:num_words]), words[num_words:]
 
 
 def _start(command: Command) -> int:
@@ -67,6 +76,10 @@ def _start(command: Command) -> int:
             from gateway import chat_client
 
             return chat_client.run(command.chat)
+        case BenchRunCommand() | BenchGoodputCommand() | BenchMixedCommand():
+            from bench import __main__ as bench
+
+            return bench.run(command)
 
 
 def _channel(options: SupervisionOptions) -> SupervisorChannel | None:
@@ -75,8 +88,8 @@ def _channel(options: SupervisionOptions) -> SupervisorChannel | None:
 
 def _usage() -> str:
     lines = ["usage: baton COMMAND [--flag value …]", ""]
-    lines += [f"  {name:8}  {(command.__doc__ or '').splitlines()[0]}" for name, command in COMMANDS.items()]
-    lines += ["  version   Print the version.", "", "baton COMMAND --help lists its flags."]
+    lines += [f"  {name:13}  {(command.__doc__ or '').splitlines()[0]}" for name, command in COMMANDS.items()]
+    lines += ["  version        Print the version.", "", "baton COMMAND --help lists its flags."]
     return "\n".join(lines)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from common.bench_config import BenchCommand, BenchGoodputCommand, BenchMixedCommand, BenchRunCommand
 from common.flag_values import ByteSize
 from common.flags import Flag, Option, options_of, parse
 
@@ -232,7 +233,7 @@ class ChatCommand:
     chat: ChatOptions = field(default_factory=ChatOptions)
 
 
-Command = GatewayCommand | PrefillCommand | DecodeCommand | ServeCommand | ChatCommand
+Command = GatewayCommand | PrefillCommand | DecodeCommand | ServeCommand | ChatCommand | BenchCommand
 
 COMMANDS: dict[str, type[Command]] = {
     "serve": ServeCommand,
@@ -240,6 +241,9 @@ COMMANDS: dict[str, type[Command]] = {
     "prefill": PrefillCommand,
     "decode": DecodeCommand,
     "chat": ChatCommand,
+    "bench run": BenchRunCommand,
+    "bench goodput": BenchGoodputCommand,
+    "bench mixed": BenchMixedCommand,
 }
 
 

@@ -28,7 +28,7 @@ class Flag:
     help:      one line, without the default, which is added
     unit:      of the number, for help and error messages
     pattern:   regular expression that a text, or each item of a list, matches; `wanted` says it in words
-    variable:  environment variable, if not the one derived from the field's name
+    variable:  environment variable, if not the one derived from prefix and the field's name
     wiring:    says how processes find each other; `baton serve` decides these itself and offers no flag
     secret:    handed to a child in its environment, never on its command line, which every user can read
     """
@@ -40,6 +40,7 @@ class Flag:
     pattern: str = ""
     wanted: str = ""
     variable: str = ""
+    prefix: str = ""
     wiring: bool = False
     secret: bool = False
 
@@ -61,7 +62,7 @@ class Option:
 
     @property
     def variable(self) -> str:
-        return self.flag.variable or "BATON_" + self.name.upper()
+        return self.flag.variable or "BATON_" + self.flag.prefix + self.name.upper()
 
     @property
     def wanted(self) -> str:

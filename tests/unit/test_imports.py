@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("kernels", "common.engine", "common", "kvtransfer", "gateway", "prefill", "decode", "baton")
+ROOMS = ("kernels", "common.engine", "common", "kvtransfer", "gateway", "prefill", "decode", "bench", "baton")
 """`common.engine` before `common`: the first that matches is a module's room."""
 
 MAY_IMPORT = {
@@ -19,11 +19,19 @@ MAY_IMPORT = {
     "gateway": {"gateway", "common"},
     "prefill": {"prefill", "kvtransfer", "common.engine", "common"},
     "decode": {"decode", "kvtransfer", "common.engine", "common"},
-    "baton": {"common", "gateway", "prefill", "decode"},
+    "bench": {"bench", "common"},
+    "baton": {"common", "gateway", "prefill", "decode", "bench"},
 }
-FOREIGN_TO = {"common": {"torch", "transformers"}, "gateway": {"torch", "transformers"}}
+FOREIGN_TO = {room: {"torch", "transformers"} for room in ("common", "gateway", "bench")}
 
 POLICY = (
+    "bench.figures",
+    "bench.goodput",
+    "bench.interleave",
+    "bench.measure",
+    "bench.slo",
+    "bench.sse",
+    "bench.workload",
     "common.engine.block_manager",
     "common.engine.step",
     "common.peers",
@@ -44,7 +52,7 @@ MAX_FUNCTION_LINES = 60
 
 
 def source_files() -> list[Path]:
-    folders = ("kernels", "common", "kvtransfer", "gateway", "prefill", "decode")
+    folders = ("kernels", "common", "kvtransfer", "gateway", "prefill", "decode", "bench")
     return [ROOT / "baton.py", *sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))]
 
 
