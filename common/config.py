@@ -112,7 +112,20 @@ class WorkerOptions:
         ByteSize, Flag(help="of one worker's KV cache; 0: from the memory that is free", unit="bytes", at_least=0)
     ] = ByteSize(0)
     block_size: Annotated[int, Flag(help="of a KV block; even", unit="tokens", at_least=2)] = 16
-    threads: Annotated[int, Flag(help="compute threads of one worker; 0: the cores available to it", at_least=0)] = 0
+    cores: Annotated[
+        int, Flag(help="that the workers of this host compute on; 0: those available to the process", at_least=0)
+    ] = 0
+    core_sharing: Annotated[
+        Literal["elastic", "static"],
+        Flag(help="elastic: workers that have nothing to do lend their cores; static: each keeps its own"),
+    ] = "elastic"
+    shared_dir: Annotated[
+        str,
+        Flag(
+            help="folder in which workers of one host meet to share its cores; empty: a worker has --cores for itself",
+            wiring=True,
+        ),
+    ] = ""
     kv_transport: Annotated[
         Literal["auto", "tcp", "shm"], Flag(help="how KV blocks travel; auto: shared memory where both ends see it")
     ] = "auto"
@@ -144,6 +157,14 @@ class DecodeOptions:
     pull_timeout: Annotated[
         float, Flag(help="a KV transfer without progress is given up after", unit="s", at_least=0.1)
     ] = 10.0
+    itl_target: Annotated[
+        float,
+        Flag(
+            help="time between tokens that steps keep while prompts of this host wait; 0: no pacing",
+            unit="ms",
+            at_least=0,
+        ),
+    ] = 30.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,8 @@ def run(command: DecodeCommand, channel: SupervisorChannel | None) -> int:
         extra_counters=lambda: {**links.counters(), **puller.counters()},
         is_healthy=lambda: links.is_alive and puller.is_alive,
         drain_timeout_s=options.drain_timeout,
+        on_tick=engine.on_tick,
+        itl_target_s=command.decode.itl_target / 1000,
     )
     run_until_stopped(loop, links, inbox, options.gateway, channel)
     puller.close()

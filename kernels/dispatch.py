@@ -1,7 +1,6 @@
 """The one place that chooses between implementations of the ops."""
 
 import logging
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,8 +41,16 @@ class Ops(Protocol):
 
     def head(self, norm: NormWeight, weight: LinearWeight) -> Head: ...
 
-    def step(self) -> AbstractContextManager[None]:
-        """Around every step: blocks and heads are called only inside."""
+    def begin_step(self) -> None:
+        """Before the blocks of a step are called."""
+        ...
+
+    def rest(self) -> None:
+        """There is no next step yet: what the ops hold ready for it may serve others."""
+        ...
+
+    def others_want_cores(self) -> bool:
+        """Whether another worker of this host has work that our cores could help with."""
         ...
 
 
@@ -58,8 +65,14 @@ class ReferenceOps:
     def hidden_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return dtype
 
-    def step(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    def begin_step(self) -> None:
+        pass
+
+    def rest(self) -> None:
+        pass
+
+    def others_want_cores(self) -> bool:
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

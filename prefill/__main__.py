@@ -62,6 +62,7 @@ def run(command: PrefillCommand, channel: SupervisorChannel | None) -> int:
             extra_counters=lambda: {**links.counters(), **server.counters()},
             is_healthy=lambda: links.is_alive and server.is_alive,
             drain_timeout_s=options.drain_timeout,
+            on_tick=engine.on_tick,
         )
         run_until_stopped(loop, links, inbox, options.gateway, channel)
         server.close()

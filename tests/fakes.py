@@ -57,6 +57,12 @@ class FakeRunner:
         size = self.layout.block_bytes
         return memoryview(self.memory)[block_id * size : (block_id + 1) * size]
 
+    def rest(self) -> None:
+        pass
+
+    def others_want_cores(self) -> bool:
+        return False
+
     def execute(self, plan: StepPlan) -> StepResult:
         for sequence in plan.sequences:
             self._write(sequence)

@@ -14,14 +14,15 @@ from common.engine.weights import Progress, open_weights
 from common.errors import ConfigError, ModelError
 from common.model_files import ModelFiles
 from kernels.cpu.cores import Cores
-from kernels.dispatch import OpsRequest, choose_ops
+from kernels.dispatch import Ops, OpsRequest, choose_ops
 
 
 class ModelRunner:
     """Executes one plan after the other, on the calling thread. Writes into the cache's blocks that plans name."""
 
-    def __init__(self, model: Llama, kv_cache: KVCache, sampler: Sampler, ops_name: str) -> None:
-        self.ops_name = ops_name
+    def __init__(self, model: Llama, kv_cache: KVCache, sampler: Sampler, ops: Ops) -> None:
+        self.ops_name = ops.name
+        self._ops = ops
         self._model = model
         self._sampler = sampler
         self.kv_cache = kv_cache
@@ -45,6 +46,12 @@ class ModelRunner:
             checksums=self.kv_cache.checksums(sealed),
             duration_s=time.perf_counter() - started,
         )
+
+    def rest(self) -> None:
+        self._ops.rest()
+
+    def others_want_cores(self) -> bool:
+        return self._ops.others_want_cores()
 
 
 def resolve_dtype(name: str) -> str:
@@ -98,4 +105,4 @@ def load_runner(
         model = Llama(weights, config, ops, max_model_len)
     except ModelError as error:
         raise ModelError(f"model {files.name} ({files.path}): {error}") from error
-    return ModelRunner(model, kv_cache, Sampler(config.vocab_size), ops.name)
+    return ModelRunner(model, kv_cache, Sampler(config.vocab_size), ops)

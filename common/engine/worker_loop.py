@@ -7,6 +7,7 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
+from common.engine.pacing import next_start_s
 from common.engine.step import StepPlan, StepResult
 from common.engine.worker import WorkerService
 from common.errors import BatonError
@@ -25,6 +26,14 @@ class Runner(Protocol):
 
     def execute(self, plan: StepPlan) -> StepResult: ...
 
+    def rest(self) -> None:
+        """No step follows for now: its cores may serve others."""
+        ...
+
+    def others_want_cores(self) -> bool:
+        """Whether another worker of this host has work that our cores could help with."""
+        ...
+
 
 class Stop:
     """Drain, then return from `run`; the second one: leave at once."""
@@ -38,6 +47,8 @@ class WorkerLoop(Generic[EventT, EffectT]):
     apply_transfer: carries out an effect of the KV transfer; must not block.
     extra_counters: totals kept outside of the service, for its status
     is_healthy:     False when a thread that the loop depends on has died
+    itl_target_s:   see pacing.py
+    on_tick:        what else is done with every tick
     """
 
     def __init__(
@@ -51,6 +62,8 @@ class WorkerLoop(Generic[EventT, EffectT]):
         extra_counters: Callable[[], dict[str, float]],
         is_healthy: Callable[[], bool],
         drain_timeout_s: float,
+        itl_target_s: float = 0.0,
+        on_tick: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._service = service
@@ -60,10 +73,13 @@ class WorkerLoop(Generic[EventT, EffectT]):
         self._extra_counters = extra_counters
         self._is_healthy = is_healthy
         self._drain_timeout_s = drain_timeout_s
+        self._itl_target_s = itl_target_s
+        self._on_tick = on_tick
         self._clock = clock
         self._inbox = inbox
         self._next_tick_s = clock()
         self._step_started_s: float | None = None
+        self._next_start_s = clock()
         self._leave_by_s: float | None = None
         self._status = service.status(clock())
 
@@ -93,8 +109,10 @@ class WorkerLoop(Generic[EventT, EffectT]):
         return True
 
     def _handle_events(self, *, wait: bool) -> None:
-        """All that wait now; with `wait`, block for the first one until the next tick is due."""
-        timeout_s = max(0.0, self._next_tick_s - self._clock()) if wait else 0.0
+        """All that wait now; with `wait`, block for the first one until the next tick or step is due."""
+        now = self._clock()
+        due_s = min(self._next_tick_s, self._next_start_s) if self._next_start_s > now else self._next_tick_s
+        timeout_s = max(0.0, due_s - now) if wait else 0.0
         try:
             event = self._inbox.get(timeout=timeout_s) if timeout_s > 0 else self._inbox.get_nowait()
             while True:
@@ -124,20 +142,31 @@ class WorkerLoop(Generic[EventT, EffectT]):
         if not self._is_healthy():
             raise BatonError("a thread of this worker has died, see the log above")
         self._next_tick_s = now + TICK_S
+        self._on_tick()
         self._do(self._service.handle(Tick(), now))
         self._status = self._service.status(now)
 
     def _step(self) -> bool:
-        """Run one step. Returns False when there was nothing to compute."""
+        """Run one step. Returns False when there was nothing to compute, or not yet."""
+        if self._clock() < self._next_start_s:
+            return False
         plan, effects = self._service.plan(self._clock())
         self._do(effects)
         if plan is None:
+            self._runner.rest()
             return False
-        self._step_started_s = self._clock()
+        self._step_started_s = started_s = self._clock()
         result = self._execute(plan)
         self._step_started_s = None
         self._do(self._service.complete(plan, result, self._clock()))
+        self._pace(started_s)
         return True
+
+    def _pace(self, started_s: float) -> None:
+        others_want_cores = self._itl_target_s > 0 and self._runner.others_want_cores()
+        self._next_start_s = next_start_s(started_s, self._itl_target_s, others_want_cores=others_want_cores)
+        if self._next_start_s > self._clock():
+            self._runner.rest()
 
     def _execute(self, plan: StepPlan) -> StepResult:
         """A step that breaks ends the requests in it, not the worker."""

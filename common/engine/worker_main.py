@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from common.config import ModelOptions, WorkerOptions
+from common.engine.core_board import CoreBoard, find_cores
 from common.engine.kv_cache import KVCache, kv_layout, num_blocks_for
 from common.engine.model_config import read_model_config
 from common.engine.runner import ModelRunner, load_runner, resolve_dtype
@@ -26,7 +27,6 @@ from common.machine import num_available_cores, num_free_bytes
 from common.model_files import find_model
 from common.supervisor.channel import SupervisorChannel
 from common.wire import Role
-from kernels.cpu.cores import private_cores
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +46,11 @@ class Engine:
     num_blocks: int
     cache: KVCache
     runner: ModelRunner
+    board: CoreBoard | None
+
+    def on_tick(self) -> None:
+        if self.board:
+            self.board.refresh()
 
 
 def load_engine(
@@ -60,8 +65,9 @@ def load_engine(
     allocate: memory for the cache, given its size in bytes; None: let the cache allocate it
     Raises: ConfigError, ModelError.
     """
-    num_cores = worker.threads or num_available_cores()
-    torch.set_num_threads(num_cores)
+    num_cores = worker.cores or num_available_cores()
+    cores, board = find_cores(worker.shared_dir, num_cores, borrows=worker.core_sharing == "elastic")
+    torch.set_num_threads(1)  # native ops bring their own; a second set of threads would fight for the cores
     files = find_model(model.model)
     config = read_model_config(files)
     layout = kv_layout(config, resolve_dtype(model.dtype), worker.block_size, files.model_hash)
@@ -71,15 +77,17 @@ def load_engine(
     name = worker.name or f"{role}-{socket.gethostname()}-{os.getpid()}"
     report = channel.progress if channel else _no_progress
     runner = load_runner(
-        *(files, config, cache, max_model_len, private_cores(num_cores), worker.kernels),
+        *(files, config, cache, max_model_len, cores, worker.kernels),
         lambda fraction: report("loading weights", fraction),
     )
+    if runner.ops_name == "reference":
+        torch.set_num_threads(cores.num_home())
     logger.info(
         "%s: %s, %s, KV cache of %d blocks (%d tokens, %.0f MB), %s kernels, %d cores",
         *(files.name, role, layout.dtype, num_blocks, num_blocks * layout.block_size),
         *(num_blocks * layout.block_bytes / 1e6, runner.ops_name, num_cores),
     )
-    return Engine(PeerId(f"{name}#{secrets.token_hex(4)}"), name, layout, num_blocks, cache, runner)
+    return Engine(PeerId(f"{name}#{secrets.token_hex(4)}"), name, layout, num_blocks, cache, runner, board)
 
 
 def _no_progress(what: str, fraction: float | None = None) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from common.config import Command, DecodeCommand, GatewayCommand, PrefillCommand, ServeCommand, WorkerOptions
 from common.flags import to_argv, to_environ
+from common.supervisor.runtime_dir import SHARED
 
 GATEWAY = "gateway"
 
@@ -22,16 +23,15 @@ class ChildPlan:
     secrets: dict[str, str]
 
 
-def plan_children(serve: ServeCommand, program: Sequence[str], runtime_dir: Path, num_cores: int) -> list[ChildPlan]:
+def plan_children(serve: ServeCommand, program: Sequence[str], runtime_dir: Path) -> list[ChildPlan]:
     """The gateway first, then the prefill and decode workers.
 
     program:     what runs `baton`, such as (python, baton.py)
     runtime_dir: private folder for the sockets through which they meet
-    num_cores:   shared out evenly when --threads does not say how many each worker gets
     """
     inbox = f"ipc://{runtime_dir}/{GATEWAY}"
-    num_threads = serve.worker.threads or max(1, num_cores // (serve.serve.prefill + serve.serve.decode))
-    worker = replace(serve.worker, gateway=(inbox,), threads=num_threads, drain_timeout=_DRAIN_TIMEOUT_S)
+    shared_dir = serve.worker.shared_dir or str(runtime_dir / SHARED)
+    worker = replace(serve.worker, gateway=(inbox,), shared_dir=shared_dir, drain_timeout=_DRAIN_TIMEOUT_S)
 
     def plan(role: str, name: str, command: Command) -> ChildPlan:
         return ChildPlan(name, (*program, role, *to_argv(command)), to_environ(command))

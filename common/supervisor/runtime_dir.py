@@ -2,12 +2,16 @@
 
 import fcntl
 import os
+import shutil
 import stat
 import tempfile
 from pathlib import Path
 from types import TracebackType
 
 from common.errors import ConfigError
+
+SHARED = "shared"
+"""The folder inside in which the workers share their host's cores."""
 
 _PREFIX = "baton-run-"
 _MAX_PATH_LEN = 80
@@ -90,7 +94,8 @@ def _remove_abandoned(parent: Path) -> None:
 
 
 def _remove_sockets(path: Path) -> None:
-    """Remove the sockets in a folder, and the folder if nothing else is in it: what is not ours stays."""
+    """Remove what we made in a folder, and the folder if nothing else is in it: what is not ours stays."""
+    shutil.rmtree(path / SHARED, ignore_errors=True)
     entries = list(path.iterdir())
     sockets = [entry for entry in entries if stat.S_ISSOCK(entry.lstat().st_mode)]
     for entry in sockets:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from common.config import ServeCommand
 from common.errors import ConfigError
-from common.machine import num_available_cores
 from common.supervisor.display import Display
 from common.supervisor.plan import plan_children
 from common.supervisor.runtime_dir import RuntimeDir
@@ -26,7 +25,7 @@ def run(command: ServeCommand, program: Sequence[str]) -> int:
     log_dir = _make_log_dir(command.serve.log_dir)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     with RuntimeDir() as runtime_dir:
-        plans = plan_children(command, program, runtime_dir.path, num_available_cores())
+        plans = plan_children(command, program, runtime_dir.path)
         return Supervisor(plans, Display(sys.stdout, width), log_dir, bool(command.http.api_key)).run()
 
 

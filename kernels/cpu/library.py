@@ -108,9 +108,10 @@ def load_library(level: str) -> ctypes.CDLL:
         for suffix in DTYPE_SUFFIXES:
             function = getattr(library, f"baton_{name}_{suffix}")
             function.argtypes, function.restype = argtypes, None
-    library.baton_worker.argtypes, library.baton_worker.restype = (c_void_p, c_int32, c_int32), c_void_p
+    library.baton_worker.argtypes, library.baton_worker.restype = (c_void_p, c_int32, c_int32, c_int32), c_void_p
+    library.baton_others_want.argtypes, library.baton_others_want.restype = (c_void_p,), c_int32
     library.baton_num_helped.argtypes, library.baton_num_helped.restype = (c_void_p,), c_uint64
-    for name in ("delete", "begin", "end"):
+    for name in ("delete", "begin", "rest"):
         function = getattr(library, f"baton_{name}")
         function.argtypes, function.restype = (c_void_p,), None
     return library

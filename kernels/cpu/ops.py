@@ -1,8 +1,6 @@
 """The blocks of kernels/blocks.py in C++. Hidden states between blocks are fp32."""
 
 import ctypes
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -53,7 +51,7 @@ class CpuOps:
         self._suffix = _SUFFIXES[dtype]
         self._cores = cores  # keeps the board mapped
         address = ctypes.addressof(ctypes.c_char.from_buffer(cores.board))
-        self._worker = self._library.baton_worker(address, cores.num_cores, cores.worker)
+        self._worker = self._library.baton_worker(address, cores.num_cores, cores.worker, cores.borrows)
         self._rows: TokenRows | None = None
         self._batch = BatchStruct()
 
@@ -64,13 +62,15 @@ class CpuOps:
     def hidden_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float32
 
-    @contextmanager
-    def step(self) -> Iterator[None]:
+    def begin_step(self) -> None:
         self._library.baton_begin(self._worker)
-        try:
-            yield
-        finally:
-            self._library.baton_end(self._worker)
+
+    def rest(self) -> None:
+        self._library.baton_rest(self._worker)
+
+    def others_want_cores(self) -> bool:
+        """Whether another worker of this host has work."""
+        return bool(self._library.baton_others_want(self._worker))
 
     @property
     def num_helped(self) -> int:

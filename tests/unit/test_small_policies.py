@@ -148,6 +148,12 @@ class LoopService:
 
 
 class BrokenRunner:
+    def rest(self) -> None:
+        pass
+
+    def others_want_cores(self) -> bool:
+        return False
+
     def execute(self, plan: StepPlan) -> StepResult:
         raise ValueError("out of memory")
 

@@ -99,8 +99,8 @@ def test_a_line_that_is_no_event_is_a_wire_error(line: bytes) -> None:
         decode_event(line)
 
 
-def plan(serve: ServeCommand, num_cores: int = 2) -> dict[str, ChildPlan]:
-    return {child.name: child for child in plan_children(serve, ("python", "baton.py"), RUN, num_cores)}
+def plan(serve: ServeCommand) -> dict[str, ChildPlan]:
+    return {child.name: child for child in plan_children(serve, ("python", "baton.py"), RUN)}
 
 
 def test_serve_plans_a_gateway_and_the_workers_asked_for() -> None:
@@ -139,10 +139,10 @@ def test_planned_processes_meet_each_other() -> None:
     assert all(inbox.startswith("ipc:///run/b/") for inbox in inboxes)
 
 
-@pytest.mark.parametrize(("given", "num_cores", "expected"), [(0, 2, 1), (0, 1, 1), (0, 16, 8), (3, 2, 3)], ids=str)
-def test_cores_are_shared_out_unless_threads_are_given(given: int, num_cores: int, expected: int) -> None:
-    child = plan(ServeCommand(worker=WorkerOptions(threads=given)), num_cores)["decode-0"]
-    assert worker_options(child).threads == expected
+@pytest.mark.parametrize(("given", "expected"), [("", "/run/b/shared"), ("/shm/x", "/shm/x")])
+def test_workers_share_their_cores_through_one_folder(given: str, expected: str) -> None:
+    children = plan(ServeCommand(worker=WorkerOptions(shared_dir=given)))
+    assert {worker_options(children[name]).shared_dir for name in ("prefill-0", "decode-0")} == {expected}
 
 
 def test_a_key_reaches_the_gateway_by_environment_only() -> None:

@@ -29,6 +29,12 @@ class ScriptedRunner:
         self._runner = FakeRunner(num_blocks, LAYOUT)
         self._during = during
 
+    def rest(self) -> None:
+        pass
+
+    def others_want_cores(self) -> bool:
+        return False
+
     def execute(self, plan: StepPlan) -> StepResult:
         assert len(self.plans) < TOO_MANY_STEPS
         self.now += STEP_S

@@ -44,16 +44,16 @@ class Llama:
 
         Returns the logits of the sampled rows, [num_sampled, vocab_size] fp32.
         """
-        with self._ops.step():
-            x = F.embedding(batch.input_ids, self._embedding).to(self._hidden_dtype)
-            residual: Tensor | None = None
-            for index, layer in enumerate(self._layers):
-                x, residual = layer(x, residual, batch.rows, kv_cache.layer(index))
-            assert residual is not None, "a model has layers"
-            rows = batch.sampled_rows
-            if len(rows) == 0:
-                return torch.empty(0, self._embedding.shape[0])
-            return self._head(x[rows], residual[rows])
+        self._ops.begin_step()
+        x = F.embedding(batch.input_ids, self._embedding).to(self._hidden_dtype)
+        residual: Tensor | None = None
+        for index, layer in enumerate(self._layers):
+            x, residual = layer(x, residual, batch.rows, kv_cache.layer(index))
+        assert residual is not None, "a model has layers"
+        rows = batch.sampled_rows
+        if len(rows) == 0:
+            return torch.empty(0, self._embedding.shape[0])
+        return self._head(x[rows], residual[rows])
 
 
 class DecoderLayer:

@@ -78,7 +78,7 @@ private:
 struct Worker {
     Pool pool;
     Workspace workspace;
-    Worker(Core* cores, int num_cores, int worker) : pool(cores, num_cores, worker) {}
+    Worker(Core* cores, int num_cores, int worker, bool borrows) : pool(cores, num_cores, worker, borrows) {}
 };
 
 namespace {
@@ -445,10 +445,13 @@ int baton_allows_amx() {
 #endif
 }
 
-Worker* baton_worker(Core* cores, int num_cores, int worker) { return new Worker(cores, num_cores, worker); }
+Worker* baton_worker(Core* cores, int num_cores, int worker, int borrows) {
+    return new Worker(cores, num_cores, worker, borrows);
+}
 void baton_delete(Worker* worker) { delete worker; }
 void baton_begin(Worker* worker) { worker->pool.begin(); }
-void baton_end(Worker* worker) { worker->pool.end(); }
+void baton_rest(Worker* worker) { worker->pool.rest(); }
+int baton_others_want(Worker* worker) { return worker->pool.others_want(); }
 uint64_t baton_num_helped(Worker* worker) { return worker->pool.num_helped(); }
 
 void baton_attention_bf16(Worker* worker, const AttentionBlock* block, const Batch* batch, const Cache* cache,

@@ -5,14 +5,17 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 
 namespace {
 
-// How long a helper looks for work after a step ended. Waking a sleeping one takes longer than the gap between steps.
-constexpr int64_t SPIN_NS = 500'000;
-// How often one that must stay away looks whether it may come back.
+// How long a helper looks for work before it sleeps until the next step: longer than the gap between two steps.
+constexpr int64_t SPIN_NS = 1'000'000;
+// How often one that must stay away in the middle of a step looks whether it may come back.
 constexpr int64_t AWAY_NS = 500'000;
+// How often the helper of the core where the caller runs looks whether that has changed.
+constexpr int64_t PARKED_NS = 100'000'000;
 
 // A wait for a helper that means that others need its core, and for how many phases the caller then works alone: some
 // half of a step, so that on a crowded machine a step loses a time slice or two, not one a phase.
@@ -44,34 +47,40 @@ void wake_all(std::atomic<uint32_t>& word) {
 
 }  // namespace
 
-Pool::Pool(Core* cores, int num_cores, int worker)
-    : cores_(cores), num_cores_(num_cores), bit_(uint64_t(1) << worker), tenant_(uint32_t(worker) + 1) {
-    // The caller stands for the first of its home cores; every other core may get a helper of ours.
-    int own = 0;
-    while (own + 1 < num_cores && !(cores[own].homes & bit_)) own++;
-    for (int core = 0; core < num_cores; core++) {
-        if (core != own) helpers_.emplace_back([this, core] { help(core); });
-    }
+Pool::Pool(Core* cores, int num_cores, int worker, bool borrows)
+    : cores_(cores),
+      num_cores_(num_cores),
+      bit_(uint64_t(1) << worker),
+      tenant_(uint32_t(worker) + 1),
+      borrows_(borrows) {
+    // One for every core, since homes may change; that of the caller's own core sleeps.
+    if (num_cores > 1)
+        for (int core = 0; core < num_cores; core++) helpers_.emplace_back([this, core] { help(core); });
 }
 
 Pool::~Pool() {
     is_closing_ = true;
-    is_begun_.fetch_or(1);
-    wake_all(is_begun_);
+    epoch_.fetch_add(1);
+    wake_all(epoch_);
+    parked_.store(1);
+    wake_all(parked_);
     for (auto& helper : helpers_) helper.join();
-    end();
+    rest();
 }
 
 void Pool::begin() {
+    int own = -1;
     for (int core = 0; core < num_cores_; core++) {
-        if (cores_[core].homes.load(std::memory_order_relaxed) & bit_) cores_[core].wanted.fetch_or(bit_);
+        if (!(cores_[core].homes.load(std::memory_order_relaxed) & bit_)) continue;
+        if (own < 0) own = core;
+        if (!(cores_[core].wanted.load(std::memory_order_relaxed) & bit_)) cores_[core].wanted.fetch_or(bit_);
     }
-    is_begun_.store(1);
-    if (num_asleep_.load() > 0) wake_all(is_begun_);
+    own_.store(std::max(own, 0), std::memory_order_relaxed);
+    epoch_.fetch_add(1);
+    if (num_asleep_.load() > 0) wake_all(epoch_);
 }
 
-void Pool::end() {
-    is_begun_.store(0);
+void Pool::rest() {
     for (int core = 0; core < num_cores_; core++) {
         if (cores_[core].wanted.load(std::memory_order_relaxed) & bit_) cores_[core].wanted.fetch_and(~bit_);
     }
@@ -126,10 +135,16 @@ bool Pool::take() {
     return true;
 }
 
+bool Pool::others_want() const {
+    for (int core = 0; core < num_cores_; core++)
+        if (cores_[core].wanted.load(std::memory_order_relaxed) & ~bit_) return true;
+    return false;
+}
+
 bool Pool::may_use(int core) {
     Core& at = cores_[core];
     if (at.homes.load(std::memory_order_relaxed) & bit_) return true;
-    if (at.wanted.load(std::memory_order_relaxed)) {
+    if (!borrows_ || at.wanted.load(std::memory_order_relaxed)) {
         leave(core);
         return false;
     }
@@ -142,35 +157,30 @@ void Pool::leave(int core) {
     cores_[core].tenant.compare_exchange_strong(tenant, 0);
 }
 
-void Pool::sleep_until_begun(int core) {
+void Pool::sleep(int core, uint32_t epoch, int64_t at_most_ns) {
     leave(core);
     num_asleep_.fetch_add(1);
-    while (!is_begun_.load() && !is_closing_) wait_while(is_begun_, 0, 0);
+    if (!is_closing_) wait_while(epoch_, epoch, at_most_ns);
     num_asleep_.fetch_sub(1);
 }
 
 void Pool::help(int core) {
-    int64_t idle_since = 0;
+    uint32_t epoch = epoch_.load();
+    int64_t last_task = now_ns();
     while (!is_closing_) {
-        if (!is_begun_.load(std::memory_order_relaxed)) {
-            if (idle_since == 0) idle_since = now_ns();
-            if (now_ns() - idle_since > SPIN_NS || !may_use(core)) {
-                sleep_until_begun(core);
-                idle_since = 0;
-            } else {
-                relax();
-            }
-            continue;
-        }
-        idle_since = 0;
-        if (!may_use(core)) {
-            num_asleep_.fetch_add(1);
-            wait_while(is_begun_, 1, AWAY_NS);
-            num_asleep_.fetch_sub(1);
-            continue;
-        }
-        if (take()) {
+        if (core == own_.load(std::memory_order_relaxed)) {
+            wait_while(parked_, 0, PARKED_NS);
+        } else if (epoch_.load(std::memory_order_relaxed) == epoch && now_ns() - last_task > SPIN_NS) {
+            sleep(core, epoch, 0);
+        } else if (!may_use(core)) {
+            sleep(core, epoch_.load(), AWAY_NS);
+        } else if (take()) {
             num_helped_.fetch_add(1, std::memory_order_relaxed);
+            last_task = now_ns();
+            epoch = epoch_.load(std::memory_order_relaxed);
+        } else if (uint32_t now = epoch_.load(std::memory_order_relaxed); now != epoch) {
+            epoch = now;
+            last_task = now_ns();
         } else {
             relax();
         }

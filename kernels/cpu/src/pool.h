@@ -24,25 +24,30 @@ static_assert(sizeof(Core) == 64, "a cache line each, and the layout that Python
 
 class Pool {
 public:
-    // cores: num_cores of them, which outlive the pool; worker: our bit in them
-    Pool(Core* cores, int num_cores, int worker);
+    // cores: num_cores of them, which outlive the pool; worker: our bit in them;
+    // borrows: whether we may use cores where others are at home while these have no work
+    Pool(Core* cores, int num_cores, int worker, bool borrows);
     ~Pool();
 
-    // Between begin and end our home cores are wanted, and helpers look for tasks without sleeping.
+    // A step begins: our home cores are wanted, and helpers wake up.
     void begin();
-    void end();
+    // There is no next step yet: others may use our home cores.
+    void rest();
 
     // Run task(0) … task(num_tasks - 1), in any order, on the caller and the helpers; return when all are done.
     template <class Task>
     void run(int num_tasks, const Task& task) {
-        if (num_tasks <= 1 || helpers_.empty()) {
+        if (num_tasks <= 1 || num_cores_ == 1) {
             for (int i = 0; i < num_tasks; i++) task(i);
             return;
         }
         run_phase(num_tasks, [](const void* context, int i) { (*static_cast<const Task*>(context))(i); }, &task);
     }
 
-    int num_threads() const { return int(helpers_.size()) + 1; }
+    // Whether another worker has work that our cores could help with.
+    bool others_want() const;
+
+    int num_threads() const { return num_cores_; }
     // Tasks that others than the caller have run, ever: shows whether lending works.
     uint64_t num_helped() const { return num_helped_.load(std::memory_order_relaxed); }
 
@@ -55,12 +60,14 @@ private:
     void help(int core);
     bool may_use(int core);
     void leave(int core);
-    void sleep_until_begun(int core);
+    void sleep(int core, uint32_t epoch, int64_t at_most_ns);
 
     Core* cores_;
     int num_cores_;
     uint64_t bit_;
     uint32_t tenant_;
+    bool borrows_;
+    std::atomic<int> own_{0};  // the core that the caller stands for, its first home: no helper runs there
     int num_alone_ = 0;  // phases that the caller still runs without helpers
     std::vector<std::thread> helpers_;
 
@@ -72,7 +79,8 @@ private:
     std::atomic<Call> call_{nullptr};
     std::atomic<const void*> context_{nullptr};
     alignas(64) std::atomic<int> num_done_{0};
-    alignas(64) std::atomic<uint32_t> is_begun_{0};
+    alignas(64) std::atomic<uint32_t> epoch_{0};  // steps begun
+    std::atomic<uint32_t> parked_{0};
     std::atomic<int> num_asleep_{0};
     std::atomic<bool> is_closing_{false};
     std::atomic<uint64_t> num_helped_{0};
