@@ -28,6 +28,10 @@ class ModelOptions:
         Literal["auto", "float32", "bfloat16", "float16"],
         Flag(help="of weights, activations and KV; auto: bfloat16 where the device computes it natively"),
     ] = "auto"
+    quantization: Annotated[
+        Literal["none", "int8", "int4", "auto"],
+        Flag(help="of weights in memory, 32 with a scale; the head has 8 bits at least; auto: what a .gguf file holds"),
+    ] = "none"
     max_model_len: Annotated[
         int, Flag(help="longest sequence, prompt and output; 0 for the model's own", unit="tokens", at_least=0)
     ] = 0

@@ -31,6 +31,10 @@ class Ops(Protocol):
     @property
     def name(self) -> str: ...
 
+    def linear_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """In which the ops want the weights of linears, for a model that computes in dtype."""
+        ...
+
     def hidden_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """What hidden states are between blocks, for weights of this dtype."""
         ...
@@ -62,6 +66,9 @@ class ReferenceOps:
     mlp = staticmethod(ReferenceMLP)
     head = staticmethod(ReferenceHead)
 
+    def linear_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return dtype
+
     def hidden_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return dtype
 
@@ -82,6 +89,7 @@ class OpsRequest:
     dtype: torch.dtype
     head_dim: int
     block_size: int
+    quantization: str = "none"
 
 
 NAMES = ("auto", "cpu", "reference")
@@ -96,11 +104,13 @@ def choose_ops(name: str, request: OpsRequest, cores: Cores) -> Ops:
     if name not in NAMES:
         raise ValueError(f"kernels must be one of {', '.join(NAMES)}, got {name!r}")
     if name == "reference":
+        if request.quantization != "none":
+            raise ValueError(f"quantization {request.quantization} is not there for kernels reference")
         return ReferenceOps()
     try:
-        return CpuOps(request.dtype, request.head_dim, request.block_size, cores)
+        return CpuOps(*(request.dtype, request.head_dim, request.block_size, cores), quantization=request.quantization)
     except NoNativeOps as error:
-        if name == "cpu":
+        if name == "cpu" or request.quantization != "none":
             raise ValueError(f"kernels cpu: {error}") from error
         logger.warning("slow: plain PyTorch ops are used, since %s", error)
         return ReferenceOps()

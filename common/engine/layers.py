@@ -15,10 +15,11 @@ def load_norm(weights: Weights, name: str, config: ModelConfig) -> NormWeight:
 
 
 def load_linear(
-    weights: Weights, names: Sequence[str], out_sizes: Sequence[int], in_size: int, has_bias: bool
+    weights: Weights, ops: Ops, names: Sequence[str], out_sizes: Sequence[int], in_size: int, has_bias: bool
 ) -> LinearWeight:
     """Merge linears that have the same input into one, whose output is theirs side by side."""
-    weight = weights.take_merged([f"{name}.weight" for name in names], out_sizes, in_size)
+    dtype = ops.linear_dtype(weights.dtype)
+    weight = weights.take_merged([f"{name}.weight" for name in names], out_sizes, in_size, dtype=dtype)
     return LinearWeight(
         weight, weights.take_merged([f"{name}.bias" for name in names], out_sizes) if has_bias else None
     )
@@ -35,8 +36,8 @@ def load_attention(
     return ops.attention(
         AttentionWeights(
             norm=load_norm(weights, norm_name, config),
-            qkv=load_linear(weights, names, sizes, config.hidden_size, has_bias),
-            out=load_linear(weights, [f"{name}.o_proj"], [config.hidden_size], q_size, has_bias),
+            qkv=load_linear(weights, ops, names, sizes, config.hidden_size, has_bias),
+            out=load_linear(weights, ops, [f"{name}.o_proj"], [config.hidden_size], q_size, has_bias),
             cos_sin=cos_sin,
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
@@ -51,7 +52,7 @@ def load_mlp(weights: Weights, norm_name: str, name: str, config: ModelConfig, o
     return ops.mlp(
         MLPWeights(
             norm=load_norm(weights, norm_name, config),
-            gate_up=load_linear(weights, gate_up, [size, size], hidden_size, has_bias),
-            down=load_linear(weights, [f"{name}.down_proj"], [hidden_size], size, has_bias),
+            gate_up=load_linear(weights, ops, gate_up, [size, size], hidden_size, has_bias),
+            down=load_linear(weights, ops, [f"{name}.down_proj"], [hidden_size], size, has_bias),
         )
     )

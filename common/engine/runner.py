@@ -16,6 +16,9 @@ from common.model_files import ModelFiles
 from kernels.cpu.cores import Cores
 from kernels.dispatch import Ops, OpsRequest, choose_ops
 
+_GGUF_QUANTIZATION = {2: "int4", 3: "int4", 8: "int8"}
+"""gguf.GGMLQuantizationType: Q4_0, Q4_1 and Q8_0."""
+
 
 class ModelRunner:
     """Executes one plan after the other, on the calling thread. Writes into the cache's blocks that plans name."""
@@ -66,6 +69,14 @@ def resolve_dtype(name: str) -> str:
     return name
 
 
+def resolve_quantization(name: str, files: ModelFiles) -> str:
+    """`auto` is what the linears of a GGUF file are stored in, where we have it, and none for other files."""
+    if name != "auto":
+        return name
+    tensor = files.gguf.tensors.get("blk.0.ffn_up.weight") if files.gguf else None
+    return _GGUF_QUANTIZATION.get(tensor.type_id, "none") if tensor else "none"
+
+
 def _computes_bfloat16() -> bool:
     """oneDNN also takes bf16 where AVX-512 lacks its products, and emulates them."""
     is_emulated = torch.cpu._is_avx512_supported() and not torch.cpu._is_avx512_bf16_supported()
@@ -79,6 +90,7 @@ def load_runner(
     max_model_len: int,
     cores: Cores,
     kernels: str = "auto",
+    quantization: str = "none",
     progress: Progress = lambda fraction: None,
 ) -> ModelRunner:
     """Load the weights in the cache's dtype. Blocks for as long as that takes.
@@ -86,6 +98,7 @@ def load_runner(
     max_model_len:  tokens of the longest sequence
     cores:          that native ops may use
     kernels:        which ops, by the names of kernels.dispatch
+    quantization:   of linears, by the names of kernels.cpu.packing
 
     Raises: ConfigError if max_model_len or kernels cannot be; ModelError if the weights are not the config's.
     """
@@ -96,7 +109,12 @@ def load_runner(
         )
     try:
         dtype = TORCH_DTYPES[kv_cache.layout.dtype]
-        request = OpsRequest(dtype=dtype, head_dim=config.head_dim, block_size=kv_cache.layout.block_size)
+        request = OpsRequest(
+            dtype=dtype,
+            head_dim=config.head_dim,
+            block_size=kv_cache.layout.block_size,
+            quantization=resolve_quantization(quantization, files),
+        )
         ops = choose_ops(kernels, request, cores)
     except ValueError as error:
         raise ConfigError(str(error)) from error

@@ -41,8 +41,8 @@ class Weights:
         self._left = dict(source.shapes)
         self._num_tensors = len(self._left)
 
-    def take(self, name: str, *shape: int) -> Tensor:
-        """A copy of the tensor in the model's dtype.
+    def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """A copy of the tensor; dtype: None for the model's.
 
         Raises: ModelError if it is missing or has another shape.
         """
@@ -51,13 +51,20 @@ class Weights:
             raise ModelError(f"tensor {name} is missing, wanted shape {list(shape)}")
         if got != shape:
             raise ModelError(f"tensor {name} must have shape {list(shape)}, got {list(got)}")
-        tensor = self._source.read(name).to(self._dtype, copy=True)
+        tensor = self._source.read(name).to(dtype or self._dtype, copy=True)
         self._progress(1 - len(self._left) / self._num_tensors)
         return tensor
 
-    def take_merged(self, names: Sequence[str], num_rows: Sequence[int], *row_shape: int) -> Tensor:
+    def take_merged(
+        self, names: Sequence[str], num_rows: Sequence[int], *row_shape: int, dtype: torch.dtype | None = None
+    ) -> Tensor:
         """Several tensors, one below the other."""
-        return torch.cat([self.take(name, rows, *row_shape) for name, rows in zip(names, num_rows, strict=True)])
+        rows_of = zip(names, num_rows, strict=True)
+        return torch.cat([self.take(name, rows, *row_shape, dtype=dtype) for name, rows in rows_of])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
 
     def finish(self, ignored: Iterable[str] = ()) -> None:
         """Check that nothing is left over; a tensor that the model did not ask for means that it is another model.

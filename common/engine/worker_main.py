@@ -77,7 +77,7 @@ def load_engine(
     name = worker.name or f"{role}-{socket.gethostname()}-{os.getpid()}"
     report = channel.progress if channel else _no_progress
     runner = load_runner(
-        *(files, config, cache, max_model_len, cores, worker.kernels),
+        *(files, config, cache, max_model_len, cores, worker.kernels, model.quantization),
         lambda fraction: report("loading weights", fraction),
     )
     if runner.ops_name == "reference":

@@ -18,7 +18,7 @@ from kernels.cpu.library import (
     best_library,
     load_library,
 )
-from kernels.cpu.packing import PackedWeight, pack, pack_gated
+from kernels.cpu.packing import PackedWeight, alternate, pack, pack_quantised
 from kernels.paged_kv import LayerKV
 from kernels.token_rows import TokenRows
 
@@ -34,9 +34,18 @@ class CpuOps:
     """
 
     def __init__(
-        self, dtype: torch.dtype, head_dim: int, block_size: int, cores: Cores, level: str | None = None
+        self,
+        dtype: torch.dtype,
+        head_dim: int,
+        block_size: int,
+        cores: Cores,
+        *,
+        quantization: str = "none",
+        level: str | None = None,
     ) -> None:
-        """level: an instruction level by the names of build.py; None: the best of this machine.
+        """quantization: of linears, by the names of packing.py.
+
+        level: an instruction level by the names of build.py; None: the best of this machine.
 
         Raises: NoNativeOps.
         """
@@ -46,8 +55,11 @@ class CpuOps:
             raise NoNativeOps(f"head_dim must be a multiple of {_LANES} up to {_MAX_HEAD_DIM}, got {head_dim}")
         if block_size % _LANES:
             raise NoNativeOps(f"block_size must be a multiple of {_LANES}, got {block_size}")
+        if quantization != "none" and dtype != torch.bfloat16:
+            raise NoNativeOps(f"quantization {quantization} needs dtype bfloat16, got {dtype}")
+        self._quantization = quantization
         self.level, self._library = (level, load_library(level)) if level else best_library()
-        self.name = f"cpu ({self.level})"
+        self.name = f"cpu ({self.level})" if quantization == "none" else f"cpu ({self.level}, {quantization})"
         self._suffix = _SUFFIXES[dtype]
         self._cores = cores  # keeps the board mapped
         address = ctypes.addressof(ctypes.c_char.from_buffer(cores.board))
@@ -58,6 +70,16 @@ class CpuOps:
     def __del__(self) -> None:
         if worker := getattr(self, "_worker", None):
             self._library.baton_delete(worker)
+
+    def linear_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return dtype if self._quantization == "none" else torch.float32
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> "OwnedLinear":
+        return _pack(weight, bias, self._quantization)
+
+    def pack_head(self, weight: Tensor, bias: Tensor | None) -> "OwnedLinear":
+        """Never in less than 8 bits: every error of a logit is seen, and GGUF's converters do the same."""
+        return _pack(weight, bias, "none" if self._quantization == "none" else "int8")
 
     def hidden_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float32
@@ -103,8 +125,8 @@ class CpuAttention:
     def __init__(self, ops: CpuOps, weights: AttentionWeights) -> None:
         self._ops = ops
         self._norm = _OwnedNorm(weights.norm)
-        self._qkv = _OwnedLinear(pack(weights.qkv.weight, weights.qkv.bias))
-        self._out = _OwnedLinear(pack(weights.out.weight, weights.out.bias))
+        self._qkv = ops.pack(weights.qkv.weight, weights.qkv.bias)
+        self._out = ops.pack(weights.out.weight, weights.out.bias)
         self._cos_sin = weights.cos_sin.contiguous()
         self._struct = AttentionStruct(
             self._norm.struct,
@@ -147,8 +169,8 @@ class CpuMLP:
     def __init__(self, ops: CpuOps, weights: MLPWeights) -> None:
         self._ops = ops
         self._norm = _OwnedNorm(weights.norm)
-        self._gate_up = _OwnedLinear(pack_gated(weights.gate_up.weight, weights.gate_up.bias))
-        self._down = _OwnedLinear(pack(weights.down.weight, weights.down.bias))
+        self._gate_up = ops.pack(*alternate(weights.gate_up.weight, weights.gate_up.bias))
+        self._down = ops.pack(weights.down.weight, weights.down.bias)
         self._struct = MLPStruct(self._norm.struct, self._gate_up.struct, self._down.struct)
         self._hidden_size = self._down.struct.out_size
 
@@ -164,7 +186,7 @@ class CpuHead:
     def __init__(self, ops: CpuOps, norm: NormWeight, weight: LinearWeight) -> None:
         self._ops = ops
         self._norm = _OwnedNorm(norm)
-        self._linear = _OwnedLinear(pack(weight.weight, weight.bias))
+        self._linear = ops.pack_head(weight.weight, weight.bias)
 
     def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
         out = torch.empty(len(residual), self._linear.struct.out_size)
@@ -183,12 +205,25 @@ class _OwnedNorm:
         self.struct = NormStruct(self._weight.data_ptr(), len(norm.weight), norm.eps)
 
 
-class _OwnedLinear:
+class OwnedLinear:
+    """A packed weight, and the structure that points into it."""
+
     def __init__(self, packed: PackedWeight) -> None:
         self._packed = packed
         self.struct = LinearStruct(
-            packed.panels.data_ptr(), None, _address(packed.bias), packed.in_size, packed.out_size, 0
+            packed.panels.data_ptr(),
+            _address(packed.scales),
+            _address(packed.bias),
+            packed.in_size,
+            packed.out_size,
+            packed.format,
         )
+
+
+def _pack(weight: Tensor, bias: Tensor | None, quantization: str) -> OwnedLinear:
+    if quantization == "none":
+        return OwnedLinear(pack(weight, bias))
+    return OwnedLinear(pack_quantised(weight, bias, quantization))
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -7,6 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+FORMATS = {"none": 0, "int8": 1, "int4": 2}
+"""How weights are stored -> linear.h's number for it."""
+
 LANES = 16
 GROUP = 32
 """Inputs that share a scale in quantised weights; inputs are padded to a multiple of it with zeros."""
@@ -18,12 +21,15 @@ _HUGE_PAGE = 1 << 21
 class PackedWeight:
     """What linear.h calls a Linear, and the memory it lies in.
 
-    panels:  [num_panels, in / pair, 16, pair] for plain weights
+    format:  linear.h's
+    panels:  plain weights: [num_panels, in / pair, 16, pair];
+             quantised ones: int32 [num_panels, in / 32, planes * 4, 16], 8 nibbles each; see linear.h
     scales:  fp16 [num_panels, in / 32, 2 (scale, offset), 16], or None
     bias:    fp32 [out] in the panels' order of columns, or None
     in_size: padded;  out_size: columns, of the last panel only those that there are
     """
 
+    format: int
     panels: Tensor
     scales: Tensor | None
     bias: Tensor | None
@@ -47,13 +53,54 @@ def pack(weight: Tensor, bias: Tensor | None) -> PackedWeight:
         piece = torch.zeros(round_up(len(rows), LANES), padded, dtype=weight.dtype)
         piece[: len(rows), :in_size] = rows
         panels[first : first + 256] = piece.view(-1, LANES, padded // pair, pair).transpose(1, 2)
-    return PackedWeight(panels, None, None if bias is None else bias.float().contiguous(), padded, out_size)
+    return PackedWeight(
+        FORMATS["none"], panels, None, None if bias is None else bias.float().contiguous(), padded, out_size
+    )
 
 
-def pack_gated(gate_up: Tensor, bias: Tensor | None) -> PackedWeight:
-    """Gate and up, one below the other, as panels that alternate between the two."""
-    gate_up, bias = alternate(gate_up, bias)
-    return pack(gate_up, bias)
+def pack_quantised(weight: Tensor, bias: Tensor | None, quantization: str) -> PackedWeight:
+    """Round to 4 or 8 bits, with a scale and an offset for every 32 inputs of an output.
+
+    The smallest weight of a group becomes 0 and the largest the largest integer, as in GGUF's Q4_1: what was in that
+    format is recovered exactly.
+    weight: [out, in] fp32
+    """
+    out_size, in_size = weight.shape
+    num_panels, padded = -(-out_size // LANES), round_up(in_size, GROUP)
+    num_groups, num_planes = padded // GROUP, {"int8": 2, "int4": 1}[quantization]
+    panels = huge_zeros((num_panels, num_groups, num_planes * 4, LANES), torch.int32)
+    scales = huge_zeros((num_panels, num_groups, 2, LANES), torch.float16)
+    for first in range(0, num_panels, 256):
+        rows = weight[first * LANES : (first + 256) * LANES].float()
+        piece = torch.zeros(round_up(len(rows), LANES), padded)
+        piece[: len(rows), :in_size] = rows
+        q, scale, offset = quantise(piece.unflatten(1, (num_groups, GROUP)), 16**num_planes - 1)
+        place = slice(first, first + 256)
+        scales[place] = torch.stack((scale, offset), 2).unflatten(0, (-1, LANES)).permute(0, 2, 3, 1)
+        planes = [q >> 4 * plane & 15 for plane in range(num_planes)]
+        panels[place] = torch.cat([_pack_nibbles(plane) for plane in planes], dim=2)
+    bias = None if bias is None else bias.float().contiguous()
+    return PackedWeight(FORMATS[quantization], panels, scales, bias, padded, out_size)
+
+
+def quantise(groups: Tensor, largest: int) -> tuple[Tensor, Tensor, Tensor]:
+    """groups: [..., 32] fp32. Returns (q int32, scale, offset) with groups close to q * scale + offset, q <= largest.
+
+    scale and offset, [...] fp16, are rounded before q is chosen, so that their error is made up for.
+    """
+    offset = groups.amin(-1).half()
+    scale = ((groups.amax(-1) - offset.float()) / largest).half()
+    steps = (groups - offset.float().unsqueeze(-1)) / scale.float().clamp(min=1e-8).unsqueeze(-1)
+    return steps.round().clamp(0, largest).int(), scale, offset
+
+
+def _pack_nibbles(q: Tensor) -> Tensor:
+    """[num_rows, num_groups, 32] of 0 … 15 -> [num_panels, num_groups, 4, 16]: eight consecutive inputs a word."""
+    num_groups = q.shape[1]
+    q = q.view(-1, LANES, num_groups, 4, 4, 2)
+    shifts = torch.tensor([[4 * pair, 4 * pair + 16] for pair in range(4)], dtype=torch.int64)
+    words = (q.long() << shifts).sum((-1, -2))
+    return words.permute(0, 2, 3, 1).to(torch.int32)
 
 
 def alternate(gate_up: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -25,7 +25,10 @@ class Llama:
         Raises: ModelError if one is missing, has another shape or is left over.
         """
         self._ops = ops
-        self._embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        linear_dtype = ops.linear_dtype(weights.dtype)
+        shape = config.vocab_size, config.hidden_size
+        embedding = weights.take("model.embed_tokens.weight", *shape, dtype=linear_dtype)
+        self._embedding = embedding.to(weights.dtype)
         self._hidden_dtype = ops.hidden_dtype(self._embedding.dtype)
         cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len)
         self._layers = [
@@ -33,10 +36,9 @@ class Llama:
         ]
         norm = load_norm(weights, "model.norm", config)
         if config.tie_word_embeddings:
-            self._head = ops.head(norm, LinearWeight(self._embedding))
+            self._head = ops.head(norm, LinearWeight(embedding))
         else:
-            head = weights.take("lm_head.weight", config.vocab_size, config.hidden_size)
-            self._head = ops.head(norm, LinearWeight(head))
+            self._head = ops.head(norm, LinearWeight(weights.take("lm_head.weight", *shape, dtype=linear_dtype)))
         weights.finish(ignored=["lm_head.weight"] if config.tie_word_embeddings else [])
 
     def forward(self, batch: Batch, kv_cache: KVCache) -> Tensor:
