@@ -1,6 +1,8 @@
 """The blocks of kernels/blocks.py in C++. Hidden states between blocks are fp32."""
 
 import ctypes
+import functools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -30,7 +32,8 @@ _LANES = 16
 class CpuOps:
     """Runs blocks on the calling thread and its helpers. One thread at a time may call it.
 
-    Owns the helpers, which end with it. Mutable state: the last step's rows as the library takes them.
+    Owns the helpers, which end with it. Mutable state: the last step's rows as the library takes them, and the outputs
+    of blocks, which the next step overwrites.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class CpuOps:
         self._worker = self._library.baton_worker(address, cores.num_cores, cores.worker, cores.borrows)
         self._rows: TokenRows | None = None
         self._batch = BatchStruct()
+        self._outputs = [torch.empty(0), torch.empty(0)]
 
     def __del__(self) -> None:
         if worker := getattr(self, "_worker", None):
@@ -108,15 +112,21 @@ class CpuOps:
     def head(self, norm: NormWeight, weight: LinearWeight) -> "CpuHead":
         return CpuHead(self, norm, weight)
 
-    def run(self, name: str, *arguments: object) -> None:
-        """Call one of the library's functions for our dtype."""
-        getattr(self._library, f"baton_{name}_{self._suffix}")(self._worker, *arguments)
+    def function(self, name: str) -> Callable[..., None]:
+        """One of the library's functions for our dtype, on our worker."""
+        return functools.partial(getattr(self._library, f"baton_{name}_{self._suffix}"), self._worker)
 
-    def batch_of(self, rows: TokenRows) -> BatchStruct:
-        """All layers of a step ask with the same rows."""
+    def batch_of(self, rows: TokenRows) -> int:
+        """The address of the library's form of rows. All layers of a step ask with the same rows."""
         if rows is not self._rows:
             self._rows, self._batch = rows, _batch_struct(rows)
-        return self._batch
+        return ctypes.addressof(self._batch)
+
+    def output(self, index: int, num_rows: int, hidden_size: int) -> Tensor:
+        """One of two outputs, which every block of a step uses in turn: valid until the next but one block runs."""
+        if self._outputs[0].shape != (num_rows, hidden_size):
+            self._outputs = [torch.empty(num_rows, hidden_size) for _ in range(2)]
+        return self._outputs[index]
 
 
 class CpuAttention:
@@ -139,28 +149,24 @@ class CpuAttention:
             weights.scale,
         )
         self._hidden_size = self._out.struct.out_size
-        self._caches: dict[int, CacheStruct] = {}
+        self._run = ops.function("attention")
+        self._address = ctypes.addressof(self._struct)
+        self._kv: LayerKV | None = None
+        self._cache = CacheStruct()
 
     def __call__(self, x: Tensor, residual: Tensor | None, rows: TokenRows, kv: LayerKV) -> tuple[Tensor, Tensor]:
-        is_first = residual is None
+        added = None if residual is None else x.data_ptr()
         residual = x if residual is None else residual
-        out = torch.empty(len(residual), self._hidden_size)
-        self._ops.run(
-            "attention",
-            self._struct,
-            self._ops.batch_of(rows),
-            self._cache_of(kv),
-            None if is_first else x.data_ptr(),
-            residual.data_ptr(),
-            out.data_ptr(),
-        )
+        out = self._ops.output(0, len(residual), self._hidden_size)
+        batch, cache = self._ops.batch_of(rows), self._cache_of(kv)
+        self._run(self._address, batch, cache, added, residual.data_ptr(), out.data_ptr())
         return out, residual
 
-    def _cache_of(self, kv: LayerKV) -> CacheStruct:
-        address = kv.keys.data_ptr()
-        if address not in self._caches:
-            self._caches = {address: _cache_struct(kv)}
-        return self._caches[address]
+    def _cache_of(self, kv: LayerKV) -> int:
+        """The address of the library's form of kv: the same one in every step."""
+        if kv is not self._kv:
+            self._kv, self._cache = kv, _cache_struct(kv)
+        return ctypes.addressof(self._cache)
 
 
 class CpuMLP:
@@ -173,10 +179,13 @@ class CpuMLP:
         self._down = ops.pack(weights.down.weight, weights.down.bias)
         self._struct = MLPStruct(self._norm.struct, self._gate_up.struct, self._down.struct)
         self._hidden_size = self._down.struct.out_size
+        self._run = ops.function("mlp")
+        self._address = ctypes.addressof(self._struct)
 
     def __call__(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        out = torch.empty(len(residual), self._hidden_size)
-        self._ops.run("mlp", self._struct, x.data_ptr(), residual.data_ptr(), out.data_ptr(), len(residual))
+        num_rows = len(residual)
+        out = self._ops.output(1, num_rows, self._hidden_size)
+        self._run(self._address, x.data_ptr(), residual.data_ptr(), out.data_ptr(), num_rows)
         return out, residual
 
 
@@ -184,18 +193,15 @@ class CpuHead:
     """Owns its packed weight."""
 
     def __init__(self, ops: CpuOps, norm: NormWeight, weight: LinearWeight) -> None:
-        self._ops = ops
+        self._ops = ops  # its worker must live as long as we do
+        self._run = ops.function("norm_linear")
         self._norm = _OwnedNorm(norm)
         self._linear = ops.pack_head(weight.weight, weight.bias)
 
     def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
         out = torch.empty(len(residual), self._linear.struct.out_size)
-        self._ops.run(
-            "norm_linear",
-            self._norm.struct,
-            self._linear.struct,
-            *(x.data_ptr(), residual.data_ptr(), out.data_ptr(), len(residual)),
-        )
+        weights = ctypes.addressof(self._norm.struct), ctypes.addressof(self._linear.struct)
+        self._run(*weights, x.data_ptr(), residual.data_ptr(), out.data_ptr(), len(residual))
         return out
 
 

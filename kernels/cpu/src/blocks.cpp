@@ -426,12 +426,6 @@ void run_mlp(Worker& worker, const MlpBlock& block, const float* x, float* resid
     multiply_all<T>(worker.pool, rows, block.down, StoreFloat{out, block.down});
 }
 
-template <class T>
-void run_linear(Worker& worker, const Linear& linear, const T* x, float* out, int count) {
-    Rows rows{(const uint32_t*)x, linear.in / Words<T>::PAIR, count};
-    multiply_all<T>(worker.pool, rows, linear, StoreFloat{out, linear});
-}
-
 }  // namespace
 
 extern "C" {
@@ -477,11 +471,5 @@ void baton_norm_linear_f32(Worker* worker, const Norm* norm, const Linear* linea
                            float* out, int count) {
     Rows rows = normalise<float>(*worker, *norm, x, residual, count, linear->in);
     multiply_all<float>(worker->pool, rows, *linear, StoreFloat{out, *linear});
-}
-void baton_linear_bf16(Worker* worker, const Linear* linear, const bf16* x, float* out, int count) {
-    run_linear<bf16>(*worker, *linear, x, out, count);
-}
-void baton_linear_f32(Worker* worker, const Linear* linear, const float* x, float* out, int count) {
-    run_linear<float>(*worker, *linear, x, out, count);
 }
 }

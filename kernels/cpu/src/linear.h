@@ -88,25 +88,28 @@ inline void multiply_quantised(const Rows& x, int row, const float* sums, const 
     int64_t num_groups = linear.num_groups();
     for (auto& line : acc)
         for (auto& value : line) value = f32x16{};
+    const uint32_t* rows[MR];
+    for (int r = 0; r < MR; r++) rows[r] = x.row(row + r);
     for (int64_t g = 0; g < num_groups; g++) {
         f32x16 part[PLANES<F>][MR][NP] = {};
-        for (int plane = 0; plane < PLANES<F>; plane++)
-            for (int i = 0; i < NIBBLE_ROWS; i++) {
-                u32x16 packed[NP];
+        for (int i = 0; i < NIBBLE_ROWS; i++) {
+            u32x16 packed[PLANES<F>][NP];
+            for (int plane = 0; plane < PLANES<F>; plane++)
                 for (int p = 0; p < NP; p++) {
                     const uint32_t* at = linear.panels + ((panel + p) * num_groups + g) * GROUP_WORDS<F> +
                                          (plane * NIBBLE_ROWS + i) * LANES;
-                    packed[p] = load<u32x16>(at);
+                    packed[plane][p] = load<u32x16>(at);
                     __builtin_prefetch(at + 16 * LANES);
                 }
-                for (int j = 0; j < 4; j++)
-                    for (int r = 0; r < MR; r++) {
-                        u32x16 broadcast = splat_word(x.row(row + r)[g * (GROUP / 2) + i * 4 + j]);
+            for (int j = 0; j < 4; j++)
+                for (int r = 0; r < MR; r++) {
+                    u32x16 broadcast = splat_word(rows[r][g * (GROUP / 2) + i * 4 + j]);
+                    for (int plane = 0; plane < PLANES<F>; plane++)
                         for (int p = 0; p < NP; p++)
                             part[plane][r][p] =
-                                Words<bf16>::dot(part[plane][r][p], nibble_pair(packed[p], j), broadcast);
-                    }
-            }
+                                Words<bf16>::dot(part[plane][r][p], nibble_pair(packed[plane][p], j), broadcast);
+                }
+        }
         for (int p = 0; p < NP; p++) {
             const uint16_t* scales = linear.scales + ((panel + p) * num_groups + g) * 2 * LANES;
             f32x16 scale = load_half(scales), offset = load_half(scales + LANES);
@@ -262,6 +265,8 @@ void multiply_quantised_panels(const Rows& x, const float* sums, const Linear& l
                                int panel, int end, const Store& store) {
     if (sums) {
         int p = panel;
+        if (F == INT4 && x.count == 1)  // as many sums at a time as hide the latency of a product
+            for (; p + 8 <= end; p += 8) multiply_few<F, 8>(x, sums, linear, p, store);
         for (; p + 4 <= end; p += 4) multiply_few<F, 4>(x, sums, linear, p, store);
         for (; p + 2 <= end; p += 2) multiply_few<F, 2>(x, sums, linear, p, store);
         if constexpr (!Store::PAIRS)
