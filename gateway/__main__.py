@@ -19,7 +19,7 @@ from common.ids import PeerId
 from common.links import Links
 from common.log import set_up_logging
 from common.metrics import GatewayMetrics
-from common.model_files import ModelFiles, find_model
+from common.model_files import ModelFiles, find_model, longest_sequence
 from common.supervisor.channel import SupervisorChannel
 from common.wire import GatewayStatus
 from gateway.api import Api, Limits
@@ -64,6 +64,7 @@ def _listen(host: str, port: int) -> socket.socket:
 async def _serve(
     command: GatewayCommand, channel: SupervisorChannel | None, files: ModelFiles, listener: socket.socket
 ) -> None:
+    max_model_len = longest_sequence(files, command.model.max_model_len)
     model = load_served_model(files, command.model.served_model_name, int(time.time()))
     options, http = command.gateway, command.http
     peer = new_peer_id(options.name or f"gateway-{socket.gethostname()}-{os.getpid()}")
@@ -75,7 +76,7 @@ async def _serve(
     engine = GatewayEngine(
         peer,
         Requests(Fleet(files.model_hash, _log_refused), _policy(command)),
-        command.model.max_model_len or files.max_position_embeddings,
+        max_model_len,
         send=links.send,
         is_healthy=lambda: links.is_alive,
         address=links.address,

@@ -23,7 +23,7 @@ from common.ids import PeerId
 from common.kv_layout import KVLayout
 from common.links import Links
 from common.machine import num_available_cores, num_free_bytes
-from common.model_files import find_model
+from common.model_files import find_model, longest_sequence
 from common.supervisor.channel import SupervisorChannel
 from common.wire import Role
 
@@ -63,7 +63,7 @@ def load_engine(
     files = find_model(model.model)
     config = read_model_config(files)
     layout = kv_layout(config, resolve_dtype(model.dtype), worker.block_size, files.model_hash)
-    max_model_len = model.max_model_len or config.max_context
+    max_model_len = longest_sequence(files, model.max_model_len)
     num_blocks = _size_cache(layout, worker.kv_cache_memory, max_model_len)
     cache = KVCache(layout, num_blocks, allocate(num_blocks * layout.block_bytes))
     name = worker.name or f"{role}-{socket.gethostname()}-{os.getpid()}"

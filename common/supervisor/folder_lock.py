@@ -28,9 +28,10 @@ def _try_lock(path: Path, kind: int) -> int | None:
         return None
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError:
         os.close(fd)
-        if isinstance(error, BlockingIOError):
-            return None
+        return None
+    except OSError:
+        os.close(fd)
         raise
     return fd
