@@ -72,10 +72,13 @@ async def _serve(
     def status_for(worker: PeerId | None) -> GatewayStatus:
         return engine.status_for(worker)
 
+    def warn(worker: str, problem: str) -> None:
+        logger.warning("worker %s cannot serve %s: %s", worker, model.name, problem)
+
     links = Links(peer, options.bind, options.advertise_host, status_for, lambda event: engine.deliver(event))
     engine = GatewayEngine(
         peer,
-        Requests(Fleet(files.model_hash, _log_refused), _policy(command)),
+        Requests(Fleet(files.model_hash, warn), _policy(command)),
         max_model_len,
         send=links.send,
         is_healthy=lambda: links.is_alive,
@@ -140,10 +143,6 @@ def _policy(command: GatewayCommand) -> LifePolicy:
         resume_timeout_s=options.resume_timeout,
         max_attempts=options.max_attempts,
     )
-
-
-def _log_refused(name: str, reason: str) -> None:
-    logger.warning("worker %s is refused: %s", name, reason)
 
 
 async def _report(engine: GatewayEngine, listener: socket.socket, channel: SupervisorChannel | None) -> None:
