@@ -7,6 +7,7 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
+from common.engine.gateway_watch import GatewayWatch
 from common.engine.step import StepPlan, StepResult
 from common.engine.worker import WorkerService
 from common.errors import BatonError
@@ -38,6 +39,7 @@ class WorkerLoop(Generic[EventT, EffectT]):
     apply_transfer: carries out an effect of the KV transfer; must not block.
     extra_counters: totals kept outside of the service, for its status
     is_healthy:     False when a thread that the loop depends on has died
+    watch:          hears and sees the time, as the service does
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class WorkerLoop(Generic[EventT, EffectT]):
         apply_transfer: Callable[[EffectT], None],
         extra_counters: Callable[[], dict[str, float]],
         is_healthy: Callable[[], bool],
+        watch: GatewayWatch,
         drain_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -59,6 +62,7 @@ class WorkerLoop(Generic[EventT, EffectT]):
         self._apply_transfer = apply_transfer
         self._extra_counters = extra_counters
         self._is_healthy = is_healthy
+        self._watch = watch
         self._drain_timeout_s = drain_timeout_s
         self._clock = clock
         self._inbox = inbox
@@ -107,7 +111,9 @@ class WorkerLoop(Generic[EventT, EffectT]):
         if isinstance(event, Stop):
             self._begin_to_leave()
         else:
-            self._do(self._service.handle(event, self._clock()))
+            now = self._clock()
+            self._watch.hear(event, now)
+            self._do(self._service.handle(event, now))
 
     def _begin_to_leave(self) -> None:
         if self._leave_by_s is not None:
@@ -124,6 +130,7 @@ class WorkerLoop(Generic[EventT, EffectT]):
         if not self._is_healthy():
             raise BatonError("a thread of this worker has died, see the log above")
         self._next_tick_s = now + TICK_S
+        self._watch.tick(now)
         self._do(self._service.handle(Tick(), now))
         self._status = self._service.status(now)
 

@@ -5,6 +5,8 @@ import os
 import secrets
 import signal
 import socket
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from mmap import mmap
@@ -14,6 +16,7 @@ from typing import Any
 import torch
 
 from common.config import ModelOptions, WorkerOptions
+from common.engine.gateway_watch import GatewayWatch
 from common.engine.kv_cache import KVCache, kv_layout, num_blocks_for
 from common.engine.model_config import read_model_config
 from common.engine.runner import ModelRunner, load_runner, resolve_dtype
@@ -24,6 +27,7 @@ from common.kv_layout import KVLayout
 from common.links import Links
 from common.machine import num_available_cores, num_free_bytes
 from common.model_files import find_model, longest_sequence
+from common.reachability import why_unreachable
 from common.supervisor.channel import SupervisorChannel
 from common.wire import Role
 
@@ -33,6 +37,8 @@ AUTO_MEMORY_SHARE = 0.2
 """Of the free memory, for one worker's KV cache: a prefill and a decode worker and their weights fit one host."""
 AUTO_MAX_TOKENS = 65_536
 """A CPU computes no batch that needs more KV than this."""
+PROBE_S = 2.0
+"""For a connection to a gateway that is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +109,23 @@ def _size_cache(layout: KVLayout, wanted_bytes: int, max_model_len: int) -> int:
             *(num_blocks * layout.block_size, max_model_len),
         )
     return num_blocks
+
+
+def watch_gateways(addresses: Sequence[str]) -> GatewayWatch:
+    """Finds out why gateways are missing in a thread of its own: names may take long to be resolved."""
+
+    def on_missing(num_joined: int) -> None:
+        threading.Thread(target=_log_missing, args=(addresses, num_joined), name="gateway probe", daemon=True).start()
+
+    return GatewayWatch(len(addresses), on_missing, time.monotonic())
+
+
+def _log_missing(addresses: Sequence[str], num_joined: int) -> None:
+    """Where a connection can be made, a gateway that was joined may be known by another address."""
+    for address in addresses:
+        reason = why_unreachable(address, PROBE_S)
+        if reason or not num_joined:
+            logger.warning("no gateway at %s yet: %s", address, reason or "what listens there is none")
 
 
 def run_until_stopped(

@@ -25,6 +25,7 @@ FOREIGN_TO = {"common": {"torch", "transformers"}, "gateway": {"torch", "transfo
 
 POLICY = (
     "common.engine.block_manager",
+    "common.engine.gateway_watch",
     "common.engine.step",
     "common.peers",
     "common.service",

@@ -5,6 +5,7 @@ from queue import SimpleQueue
 
 import pytest
 
+from common.engine.gateway_watch import GatewayWatch
 from common.engine.step import ScheduledSequence, StepPlan, StepResult
 from common.engine.worker import WorkerService
 from common.engine.worker_loop import Stop, WorkerLoop
@@ -216,6 +217,7 @@ def make_loop(
         apply_transfer=done.append,
         extra_counters=lambda: {"extra": 1.0},
         is_healthy=lambda: is_healthy,
+        watch=GatewayWatch(0, lambda num_joined: None, 0.0),
         drain_timeout_s=30,
     )
     return loop, done
