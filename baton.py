@@ -26,9 +26,13 @@ from common.flags import unknown_variables
 from common.supervisor.channel import SupervisorChannel
 from common.supervisor.policy import UNUSABLE_EXIT_CODE
 
+_INTERRUPTED_EXIT_CODE = 130
+"""What shells give for a process that Ctrl-C ended."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit code: 0 done or stopped, 1 failed, 2 what was given is unusable."""
+    """Run one command; return the exit code: 0 done or stopped, 1 failed, 2 what was given is unusable,
+    130 interrupted while starting."""
     name, rest = _split(list(sys.argv[1:] if argv is None else argv) or ["--help"])
     if name in ("-h", "--help", "help", "bench -h", "bench --help"):
         print(_usage())
@@ -46,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BatonError as error:
         print(f"baton {name}: error: {error}", file=sys.stderr)
         return UNUSABLE_EXIT_CODE if isinstance(error, ConfigError | ModelError) else 1
+    except KeyboardInterrupt:
+        return _INTERRUPTED_EXIT_CODE
 
 
 def _split(words: list[str]) -> tuple[str, list[str]]:

@@ -73,7 +73,7 @@ def read_gguf(path: Path) -> GGUFFile:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _parse(path, _Cursor(data))
     except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error}") from error
+        raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, struct.error, OverflowError) as error:  # also UnicodeDecodeError, and mmap of an empty file
         raise ModelError(f"{path}: not a valid GGUF file: {error}") from error
 

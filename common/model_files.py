@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 import msgspec
 import xxhash
 
-from common.errors import ModelError
+from common.errors import ConfigError, ModelError
 from common.gguf_config import gguf_to_config, gguf_to_eos_token_ids
 from common.gguf_file import GGUFFile, read_gguf
 
@@ -33,6 +33,9 @@ _NUM_SAMPLES = 16
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
 """What the engine has a model for."""
 
+_MISTRAL_WINDOW = 4096
+"""transformers' default where a Mistral config does not mention the window at all."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
@@ -43,6 +46,7 @@ class ModelFiles:
     weight_files:   safetensors files in order of name, or the GGUF file
     config:         by the names of Hugging Face's config.json; derived from the metadata for GGUF
     model_hash:     identity of config and weights, whatever the path
+    max_context:    tokens up to which full attention is what the model means
     eos_token_ids:  every token that ends the model's output; may be empty
     gguf:           the GGUF file's header, None for safetensors
     """
@@ -54,7 +58,7 @@ class ModelFiles:
     config: Mapping[str, Any] = field(repr=False)
     model_hash: str
     vocab_size: int
-    max_position_embeddings: int
+    max_context: int
     eos_token_ids: tuple[int, ...]
     gguf: GGUFFile | None = field(default=None, repr=False)
 
@@ -82,6 +86,17 @@ def find_model(model: str) -> ModelFiles:
     if path.suffix.lower() == ".gguf" or not _HUB_NAME.fullmatch(model):
         raise ModelError(f"model {model!r} not found: no such file or folder, and not a hub name (owner/name)")
     return _open_folder(_fetch_from_hub(model), model)
+
+
+def longest_sequence(files: ModelFiles, max_model_len: int) -> int:
+    """Tokens of the longest sequence to serve. max_model_len: as the operator says; 0 for all that the model takes.
+
+    Raises: ConfigError if the model does not take so many.
+    """
+    if max_model_len > files.max_context:
+        wanted = f"at most the {files.max_context} tokens that {files.name} takes"
+        raise ConfigError(f"--max-model-len: got {max_model_len}, wanted {wanted}")
+    return max_model_len or files.max_context
 
 
 def _default_gguf() -> Path:
@@ -122,16 +137,19 @@ def _open_gguf(path: Path) -> ModelFiles:
         config=config,
         model_hash=_hash_model(config, [(path, gguf.data_offset)]),
         vocab_size=sizes.vocab_size,
-        max_position_embeddings=sizes.max_position_embeddings,
+        max_context=sizes.max_context,
         eos_token_ids=gguf_to_eos_token_ids(gguf),
         gguf=gguf,
     )
 
 
 def _open_folder(folder: Path, name: str) -> ModelFiles:
-    config = _read_json(folder / "config.json", dict[str, Any])
+    config_file = folder / "config.json"
+    if not config_file.is_file():
+        raise ModelError(f"{config_file} is missing: a model folder has config.json, safetensors and tokenizer.json")
+    config = _read_json(config_file, dict[str, Any])
     read_architecture(config)
-    sizes = _check_config(config, folder / "config.json")
+    sizes = _check_config(config, config_file)
     weight_files = _find_safetensors(folder)
     return ModelFiles(
         path=folder,
@@ -141,7 +159,7 @@ def _open_folder(folder: Path, name: str) -> ModelFiles:
         config=config,
         model_hash=_hash_model(config, [(file, _safetensors_data_offset(file)) for file in weight_files]),
         vocab_size=sizes.vocab_size,
-        max_position_embeddings=sizes.max_position_embeddings,
+        max_context=sizes.max_context,
         eos_token_ids=_read_eos_token_ids(folder, sizes),
     )
 
@@ -156,6 +174,12 @@ def read_architecture(config: Mapping[str, Any]) -> str:
     if first in ARCHITECTURES:
         return str(first)
     raise ModelError(f"architecture must be one of {', '.join(ARCHITECTURES)}, got {first or 'none'}")
+
+
+def read_sliding_window(config: Mapping[str, Any]) -> Any:
+    """Tokens that attention looks back at most, as the config has it, unchecked; None for all of them."""
+    default = _MISTRAL_WINDOW if read_architecture(config) == "MistralForCausalLM" else None
+    return config.get("sliding_window", default)
 
 
 def _find_safetensors(folder: Path) -> tuple[Path, ...]:
@@ -201,6 +225,11 @@ class _ConfigSizes(_EndTokens, kw_only=True):
 
     vocab_size: Annotated[int, msgspec.Meta(gt=0)]
     max_position_embeddings: Annotated[int, msgspec.Meta(gt=0)]
+    sliding_window: Annotated[int, msgspec.Meta(gt=0)] | None
+
+    @property
+    def max_context(self) -> int:
+        return min(self.max_position_embeddings, self.sliding_window or self.max_position_embeddings)
 
 
 class _WeightIndex(msgspec.Struct):
@@ -213,14 +242,14 @@ def _read_json(file: Path, kind: type[_Json]) -> _Json:
     try:
         return msgspec.json.decode(file.read_bytes(), type=kind)
     except OSError as error:
-        raise ModelError(f"{file}: cannot be read: {error}") from error
+        raise ModelError(f"{file}: cannot be read: {error.strerror or error}") from error
     except msgspec.DecodeError as error:  # also when it is JSON of another shape
         raise ModelError(f"{file}: not usable: {error}") from error
 
 
 def _check_config(config: dict[str, Any], file: Path) -> _ConfigSizes:
     try:
-        return msgspec.convert(config, _ConfigSizes)
+        return msgspec.convert({**config, "sliding_window": read_sliding_window(config)}, _ConfigSizes)
     except msgspec.ValidationError as error:
         raise ModelError(f"{file}: not usable: {error}") from error
 

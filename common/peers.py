@@ -18,6 +18,9 @@ class LivePeers:
     def __contains__(self, peer: PeerId) -> bool:
         return peer in self._last_heard_s
 
+    def __len__(self) -> int:
+        return len(self._last_heard_s)
+
     def heard(self, peer: PeerId, now: float) -> None:
         self._last_heard_s[peer] = now
 

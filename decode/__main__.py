@@ -6,7 +6,7 @@ from common.config import DecodeCommand
 from common.engine.block_manager import BlockManager
 from common.engine.worker import WorkerIdentity
 from common.engine.worker_loop import Stop, WorkerLoop
-from common.engine.worker_main import load_engine, run_until_stopped
+from common.engine.worker_main import load_engine, run_until_stopped, watch_gateways
 from common.links import Links
 from common.log import set_up_logging
 from common.service import LinkEvent
@@ -39,6 +39,7 @@ def run(command: DecodeCommand, channel: SupervisorChannel | None) -> int:
         apply_transfer=puller.apply,
         extra_counters=lambda: {**links.counters(), **puller.counters()},
         is_healthy=lambda: links.is_alive and puller.is_alive,
+        watch=watch_gateways(options.gateway),
         drain_timeout_s=options.drain_timeout,
         on_tick=engine.on_tick,
         itl_target_s=command.decode.itl_target / 1000,

@@ -19,7 +19,7 @@ from common.ids import PeerId
 from common.links import Links
 from common.log import set_up_logging
 from common.metrics import GatewayMetrics
-from common.model_files import ModelFiles, find_model
+from common.model_files import ModelFiles, find_model, longest_sequence
 from common.supervisor.channel import SupervisorChannel
 from common.wire import GatewayStatus
 from gateway.api import Api, Limits
@@ -64,6 +64,7 @@ def _listen(host: str, port: int) -> socket.socket:
 async def _serve(
     command: GatewayCommand, channel: SupervisorChannel | None, files: ModelFiles, listener: socket.socket
 ) -> None:
+    max_model_len = longest_sequence(files, command.model.max_model_len)
     model = load_served_model(files, command.model.served_model_name, int(time.time()))
     options, http = command.gateway, command.http
     peer = new_peer_id(options.name or f"gateway-{socket.gethostname()}-{os.getpid()}")
@@ -71,11 +72,14 @@ async def _serve(
     def status_for(worker: PeerId | None) -> GatewayStatus:
         return engine.status_for(worker)
 
+    def warn(worker: str, problem: str) -> None:
+        logger.warning("worker %s cannot serve %s: %s", worker, model.name, problem)
+
     links = Links(peer, options.bind, options.advertise_host, status_for, lambda event: engine.deliver(event))
     engine = GatewayEngine(
         peer,
-        Requests(Fleet(files.model_hash, _log_refused), _policy(command)),
-        command.model.max_model_len or files.max_position_embeddings,
+        Requests(Fleet(files.model_hash, warn), _policy(command)),
+        max_model_len,
         send=links.send,
         is_healthy=lambda: links.is_alive,
         address=links.address,
@@ -139,10 +143,6 @@ def _policy(command: GatewayCommand) -> LifePolicy:
         resume_timeout_s=options.resume_timeout,
         max_attempts=options.max_attempts,
     )
-
-
-def _log_refused(name: str, reason: str) -> None:
-    logger.warning("worker %s is refused: %s", name, reason)
 
 
 async def _report(engine: GatewayEngine, listener: socket.socket, channel: SupervisorChannel | None) -> None:

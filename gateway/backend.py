@@ -56,7 +56,7 @@ class Backend(Protocol):
         ...
 
     def missing_pools(self) -> list[str]:
-        """Names of the pools without a live worker; empty when ready."""
+        """Names of the pools without a live worker that others can work with; empty when ready."""
         ...
 
     def workers(self) -> Mapping[str, WorkerStatus]:

@@ -1,12 +1,13 @@
 """`baton chat`: a conversation in the terminal, over the same HTTP that any client uses.
 
-A line is a message, from the keyboard or from a pipe. `/new` forgets the conversation, the end of input ends it,
-Ctrl-C stops an answer.
+A line is a message, from the keyboard or from a pipe. `/new` forgets the conversation; `/exit`, `/quit` and the end of
+input end it; Ctrl-C stops an answer.
 """
 
 import contextlib
 import sys
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from typing import TextIO
 
 import httpx
@@ -16,6 +17,7 @@ from common.config import ChatOptions
 from common.errors import BatonError
 
 _TIMEOUT = httpx.Timeout(600.0, connect=5.0)
+_LEAVE = ("/exit", "/quit")
 
 
 class ChatError(BatonError):
@@ -92,7 +94,10 @@ class Chat:
         with _translated(self._options.url), self._client.stream("POST", "/v1/chat/completions", json=body) as answer:
             if answer.is_error:
                 raise ChatError(_describe(answer.status_code, answer.read()))
-            yield from _read_events(answer.iter_lines())
+            try:
+                yield from _read_events(answer.iter_lines())
+            except httpx.TransportError as error:
+                raise ChatError(f"the answer ended early: {self._options.url} is gone ({error})") from error
 
 
 def _read_events(lines: Iterator[str]) -> Iterator[str]:
@@ -164,6 +169,7 @@ def _read_terminal() -> Iterator[str]:
 
 def run(options: ChatOptions) -> int:
     """Talk until the input ends. Returns 1 if a message from a pipe was not answered, else 0. Raises: ChatError."""
+    options = replace(options, url=options.url.rstrip("/").removesuffix("/v1"))  # as OpenAI's clients are given it
     is_terminal = sys.stdin.isatty()
     headers = {"Authorization": f"Bearer {options.api_key[0]}"} if options.api_key else {}
     exit_code = 0
@@ -171,6 +177,8 @@ def run(options: ChatOptions) -> int:
         chat = Chat(client, options, options.model or _first_model(client, options.url))
         for line in _read_terminal() if is_terminal else sys.stdin:
             text = line.strip()
+            if text in _LEAVE:
+                break
             if text == "/new":
                 chat.forget()
             elif text:

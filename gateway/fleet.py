@@ -5,10 +5,15 @@ from dataclasses import dataclass, replace
 
 from common.ids import PeerId
 from common.kv_layout import KVLayout
+from common.peers import LivePeers
 from common.wire import Role, WorkerStatus
 
 WORKER_TIMEOUT_S = 2.0
 """A worker that is silent for this long is dead: four statuses missed."""
+REMEMBERED_S = 600.0
+"""What is wrong with a worker is told once, unless it was silent for this long."""
+NO_MATCH = "KV-compatible decode"
+"""Stands for a pool: of decode workers whose KV layout is that of a prefill worker."""
 
 
 @dataclass(slots=True)
@@ -33,24 +38,41 @@ class Worker:
 class Fleet:
     """Membership of both pools.
 
-    model_hash: workers that serve another model are refused, with a call of `on_refused(name, reason)`.
-    Mutable state: one `Worker` per live peer.
+    model_hash: workers that serve another model are refused
+    on_problem: gets name and problem of a worker that is refused, or comes when no KV can flow between it and others
+    Mutable state: one `Worker` per live peer, and who was heard of lately.
     """
 
-    def __init__(self, model_hash: str, on_refused: Callable[[str, str], None]) -> None:
+    def __init__(self, model_hash: str, on_problem: Callable[[str, str], None]) -> None:
         self._model_hash = model_hash
-        self._on_refused = on_refused
+        self._on_problem = on_problem
         self._workers: dict[PeerId, Worker] = {}
+        self._known = LivePeers(REMEMBERED_S)
 
     def __contains__(self, peer: PeerId) -> bool:
         return peer in self._workers
 
     def observe(self, peer: PeerId, status: WorkerStatus, now: float) -> None:
         """Take in a status. What was sent since the last one is part of it, or soon will be."""
+        if peer not in self._known and (problem := self._problem(status)):
+            self._on_problem(status.name, problem)
+        self._known.heard(peer, now)
+        if status.layout.model_hash == self._model_hash:
+            self._workers[peer] = Worker(peer, status, now)
+
+    def _problem(self, status: WorkerStatus) -> str:
+        """Why it cannot work with this gateway, or with any worker that it would exchange KV with; empty if it can."""
         if status.layout.model_hash != self._model_hash:
-            self._on_refused(status.name, f"model {status.layout.model_hash} != this gateway's {self._model_hash}")
-            return
-        self._workers[peer] = Worker(peer, status, now)
+            return f"it has another model, with hash {status.layout.model_hash} and not {self._model_hash}"
+        other_role = next(role for role in Role if role is not status.role)
+        names: dict[str, list[str]] = {}
+        for worker in self._routable(other_role):
+            differences = ", ".join(status.layout.mismatches(worker.status.layout))
+            names.setdefault(differences, []).append(worker.status.name)
+        if not names or "" in names:
+            return ""
+        found = "; ".join(f"{differences} of {', '.join(of)}" for differences, of in names.items())
+        return f"no {other_role} worker has its KV layout: {found}"
 
     def note_draining(self, peer: PeerId) -> None:
         """It said so before its status does: until then it would be asked, and refuse, again and again."""
@@ -65,6 +87,7 @@ class Fleet:
         silent = [w.peer for w in self._workers.values() if now - w.last_heard_s > WORKER_TIMEOUT_S]
         for peer in silent:
             del self._workers[peer]
+        self._known.pop_silent(now)
         return silent
 
     def get(self, peer: PeerId) -> Worker | None:
@@ -74,15 +97,21 @@ class Fleet:
         return list(self._workers.values())
 
     def pool(self, role: Role) -> list[Worker]:
-        """Live workers that take new requests."""
+        """Live workers that take new requests; of prefill, those whose KV a decode worker can take."""
+        workers = self._routable(role)
+        return [w for w in workers if self.matching(w.status.layout)] if role is Role.PREFILL else workers
+
+    def _routable(self, role: Role) -> list[Worker]:
         return [w for w in self._workers.values() if w.status.role is role and w.is_routable]
 
     def matching(self, layout: KVLayout) -> list[Worker]:
         """Decode workers that can take blocks of this layout."""
-        return [w for w in self.pool(Role.DECODE) if not w.status.layout.mismatches(layout)]
+        return [w for w in self._routable(Role.DECODE) if w.status.layout == layout]
 
     def missing_pools(self) -> list[str]:
-        return [role.value for role in Role if not self.pool(role)]
+        """What is lacking to serve a request; empty when nothing is."""
+        missing = [role.value for role in Role if not self._routable(role)]
+        return missing or ([] if self.pool(Role.PREFILL) else [NO_MATCH])
 
     def max_context(self, model_limit: int) -> int:
         """Tokens of the longest sequence that every live worker can hold, at most the model's limit."""

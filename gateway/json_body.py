@@ -25,8 +25,11 @@ def parse_object(body: bytes) -> Json:
     """
     try:
         return msgspec.json.decode(body, type=Json)
+    except msgspec.ValidationError as error:  # says: Expected `object`, got `array`
+        got = str(error).rpartition(" ")[2].strip("`")
+        raise invalid(f"the body must be a JSON object, got {got}") from error
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        raise invalid(f"the body must be a JSON object, got something else: {error}") from error
+        raise invalid(f"the body must be valid JSON: {error}") from error
 
 
 def convert(body: Mapping[str, object], kind: type[_Body]) -> _Body:
@@ -49,7 +52,7 @@ def _explain(problem: str, body: Mapping[str, object]) -> RequestError:
     if match is None or match["path"] is None:
         return invalid(problem)
     path = match["path"].replace("[...]", "").removeprefix(".")
-    got = _shown(_value_at(body, match["path"]))
+    got = shown(_value_at(body, match["path"]))
     if match["expected"] is None:
         return invalid(f"{path}: not usable, got {got}", path)
     wanted = match["expected"].replace(" | null", "").replace("`", "")
@@ -67,6 +70,7 @@ def _value_at(body: object, path: str) -> object:
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A client's value as it may appear in a message: JSON, cut short."""
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "…"

@@ -8,7 +8,8 @@ import msgspec
 from gateway.api import Api
 from gateway.choices import Job, Prompt
 from gateway.http_errors import invalid, not_built
-from gateway.openai_types import ChatBody, ChatMessage, CompletionBody, SamplingBody
+from gateway.json_body import shown
+from gateway.openai_types import ROLES, ChatBody, ChatMessage, CompletionBody, SamplingBody
 from gateway.sampling_options import (
     check_length,
     check_max_tokens,
@@ -134,6 +135,9 @@ def _template_variables(body: ChatBody) -> dict[str, object]:
 
 def _message(message: ChatMessage, at: int) -> dict[str, object]:
     """For the template: content is always one text, and only the other fields that were given are there."""
+    if message.role not in ROLES:
+        param = f"messages[{at}].role"
+        raise invalid(f"{param} must be one of {', '.join(ROLES)}, got {shown(message.role)}", param)
     fields: dict[str, object] = msgspec.to_builtins(message)
     return fields | {"content": _flatten(message, f"messages[{at}].content")}
 

@@ -66,10 +66,13 @@ class ContentPart(Struct):
     text: str | None = None
 
 
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+
 class ChatMessage(Struct, omit_defaults=True):
     """A message, as the template sees it once its content is one text."""
 
-    role: Annotated[str, Meta(min_length=1)]
+    role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[dict[str, object]] | None = None

@@ -30,7 +30,7 @@ class Operations:
         ]
 
     async def _health(self, request: Request) -> Response:
-        """A gateway whose pools are gone cannot serve, so it is neither ready nor healthy."""
+        """A gateway whose pools are gone, or match in no pair, cannot serve, so it is neither ready nor healthy."""
         missing = self._api.backend.missing_pools()
         return Response() if not missing else error_response(_unavailable(missing))
 
@@ -45,4 +45,4 @@ class Operations:
 
 
 def _unavailable(pools: Sequence[str]) -> RequestError:
-    return RequestError(503, f"no live worker in: {', '.join(pools)}", "service_unavailable")
+    return RequestError(503, f"no live {' and no live '.join(pools)} worker", "service_unavailable")

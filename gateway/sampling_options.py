@@ -94,8 +94,8 @@ def check_length(prompt: Prompt, max_context: int, param: str) -> None:
     if num_tokens >= max_context:
         raise RequestError(
             400,
-            f"This model's maximum context length is {max_context} tokens. However, your {param} has {num_tokens} "
-            "tokens, which leaves no room for an output token. Please reduce its length.",
+            f"This model's maximum context length is {max_context} tokens. However, your {param} resulted in "
+            f"{num_tokens} tokens, which leaves no room for an output token. Please reduce the length of the {param}.",
             code="context_length_exceeded",
             param=param,
         )

@@ -7,7 +7,7 @@ from common.config import PrefillCommand
 from common.engine.block_manager import BlockManager
 from common.engine.worker import WorkerIdentity
 from common.engine.worker_loop import Stop, WorkerLoop
-from common.engine.worker_main import load_engine, run_until_stopped
+from common.engine.worker_main import load_engine, run_until_stopped, watch_gateways
 from common.errors import ConfigError
 from common.links import Links
 from common.log import set_up_logging
@@ -61,6 +61,7 @@ def run(command: PrefillCommand, channel: SupervisorChannel | None) -> int:
             apply_transfer=server.apply,
             extra_counters=lambda: {**links.counters(), **server.counters()},
             is_healthy=lambda: links.is_alive and server.is_alive,
+            watch=watch_gateways(options.gateway),
             drain_timeout_s=options.drain_timeout,
             on_tick=engine.on_tick,
         )

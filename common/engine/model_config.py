@@ -8,10 +8,7 @@ import msgspec
 
 from common.engine.rope import ROPE_TYPES, Rope
 from common.errors import ModelError
-from common.model_files import ModelFiles, read_architecture
-
-_MISTRAL_WINDOW = 4096
-"""transformers' default where a Mistral config does not mention the window at all."""
+from common.model_files import ModelFiles, read_architecture, read_sliding_window
 
 Size = Annotated[int, msgspec.Meta(gt=0)]
 
@@ -77,7 +74,7 @@ def _read(config: Mapping[str, Any]) -> ModelConfig:
         "attention_bias": has_biases and config.get("attention_bias", False),
         "mlp_bias": has_biases and config.get("mlp_bias", False),
         "tie_word_embeddings": config.get("tie_word_embeddings", False),
-        "sliding_window": config.get("sliding_window", None if has_biases else _MISTRAL_WINDOW),
+        "sliding_window": read_sliding_window(config),
     }
     model = _convert(fields, ModelConfig, "config")
     if model.num_heads % model.num_kv_heads != 0:

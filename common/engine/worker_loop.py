@@ -7,6 +7,7 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
+from common.engine.gateway_watch import GatewayWatch
 from common.engine.pacing import next_start_s
 from common.engine.step import StepPlan, StepResult
 from common.engine.worker import WorkerService
@@ -49,6 +50,7 @@ class WorkerLoop(Generic[EventT, EffectT]):
     is_healthy:     False when a thread that the loop depends on has died
     itl_target_s:   see pacing.py
     on_tick:        what else is done with every tick
+    watch:          hears and sees the time, as the service does
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class WorkerLoop(Generic[EventT, EffectT]):
         apply_transfer: Callable[[EffectT], None],
         extra_counters: Callable[[], dict[str, float]],
         is_healthy: Callable[[], bool],
+        watch: GatewayWatch,
         drain_timeout_s: float,
         itl_target_s: float = 0.0,
         on_tick: Callable[[], None] = lambda: None,
@@ -72,6 +75,7 @@ class WorkerLoop(Generic[EventT, EffectT]):
         self._apply_transfer = apply_transfer
         self._extra_counters = extra_counters
         self._is_healthy = is_healthy
+        self._watch = watch
         self._drain_timeout_s = drain_timeout_s
         self._itl_target_s = itl_target_s
         self._on_tick = on_tick
@@ -125,7 +129,9 @@ class WorkerLoop(Generic[EventT, EffectT]):
         if isinstance(event, Stop):
             self._begin_to_leave()
         else:
-            self._do(self._service.handle(event, self._clock()))
+            now = self._clock()
+            self._watch.hear(event, now)
+            self._do(self._service.handle(event, now))
 
     def _begin_to_leave(self) -> None:
         if self._leave_by_s is not None:
@@ -143,6 +149,7 @@ class WorkerLoop(Generic[EventT, EffectT]):
             raise BatonError("a thread of this worker has died, see the log above")
         self._next_tick_s = now + TICK_S
         self._on_tick()
+        self._watch.tick(now)
         self._do(self._service.handle(Tick(), now))
         self._status = self._service.status(now)
 

@@ -5,6 +5,8 @@ import os
 import secrets
 import signal
 import socket
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from mmap import mmap
@@ -15,6 +17,7 @@ import torch
 
 from common.config import ModelOptions, WorkerOptions
 from common.engine.core_board import CoreBoard, find_cores
+from common.engine.gateway_watch import GatewayWatch
 from common.engine.kv_cache import KVCache, kv_layout, num_blocks_for
 from common.engine.model_config import read_model_config
 from common.engine.runner import ModelRunner, load_runner, resolve_dtype
@@ -24,7 +27,8 @@ from common.ids import PeerId
 from common.kv_layout import KVLayout
 from common.links import Links
 from common.machine import num_available_cores, num_free_bytes
-from common.model_files import find_model
+from common.model_files import find_model, longest_sequence
+from common.reachability import why_unreachable
 from common.supervisor.channel import SupervisorChannel
 from common.wire import Role
 
@@ -34,6 +38,8 @@ AUTO_MEMORY_SHARE = 0.2
 """Of the free memory, for one worker's KV cache: a prefill and a decode worker and their weights fit one host."""
 AUTO_MAX_TOKENS = 65_536
 """A CPU computes no batch that needs more KV than this."""
+PROBE_S = 2.0
+"""For a connection to a gateway that is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,7 @@ def load_engine(
     files = find_model(model.model)
     config = read_model_config(files)
     layout = kv_layout(config, resolve_dtype(model.dtype), worker.block_size, files.model_hash)
-    max_model_len = model.max_model_len or config.max_context
+    max_model_len = longest_sequence(files, model.max_model_len)
     num_blocks = _size_cache(layout, worker.kv_cache_memory, max_model_len)
     cache = KVCache(layout, num_blocks, allocate(num_blocks * layout.block_bytes))
     name = worker.name or f"{role}-{socket.gethostname()}-{os.getpid()}"
@@ -114,6 +120,23 @@ def _size_cache(layout: KVLayout, wanted_bytes: int, max_model_len: int) -> int:
             *(num_blocks * layout.block_size, max_model_len),
         )
     return num_blocks
+
+
+def watch_gateways(addresses: Sequence[str]) -> GatewayWatch:
+    """Finds out why gateways are missing in a thread of its own: names may take long to be resolved."""
+
+    def on_missing(num_joined: int) -> None:
+        threading.Thread(target=_log_missing, args=(addresses, num_joined), name="gateway probe", daemon=True).start()
+
+    return GatewayWatch(len(addresses), on_missing, time.monotonic())
+
+
+def _log_missing(addresses: Sequence[str], num_joined: int) -> None:
+    """Where a connection can be made, a gateway that was joined may be known by another address."""
+    for address in addresses:
+        reason = why_unreachable(address, PROBE_S)
+        if reason or not num_joined:
+            logger.warning("no gateway at %s yet: %s", address, reason or "what listens there is none")
 
 
 def run_until_stopped(

@@ -27,14 +27,15 @@ def death_report(name: str, returncode: int, last_lines: Sequence[str], log_path
 
 def banner(url: str, has_api_key: bool, log_dir: Path) -> str:
     """Where the service is, and a first request that can be pasted into a shell."""
-    body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "stream": True}
-    key = ' \\\n    -H "Authorization: Bearer $BATON_API_KEY"' if has_api_key else ""
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    body = {"messages": messages, "temperature": 0, "stream": True}
+    key = ' \\\n    -H "Authorization: Bearer ${BATON_API_KEY%%,*}"' if has_api_key else ""
     return (
         f"\nBaton is ready at {url}\n\n"
         f"  curl -N {url}/v1/chat/completions{key} \\\n"
         f"    -H 'Content-Type: application/json' \\\n"
         f"    -d '{json.dumps(body)}'\n\n"
-        + ("  with one of your keys in BATON_API_KEY.\n" if has_api_key else "")
+        + ("  with your keys in BATON_API_KEY, of which it sends the first.\n" if has_api_key else "")
         + f"Logs are in {log_dir}. Ctrl-C stops everything.\n"
     )
 

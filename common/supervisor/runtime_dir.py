@@ -1,6 +1,5 @@
 """The private folder in which processes of one host meet."""
 
-import fcntl
 import os
 import shutil
 import stat
@@ -9,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from common.errors import ConfigError
+from common.supervisor.folder_lock import lock_for_removal, lock_for_use
 
 SHARED = "shared"
 """The folder inside in which the workers share their host's cores."""
@@ -60,7 +60,7 @@ def _create_locked(parent: Path) -> tuple[Path, int]:
     """Until it is locked, a starting neighbour may take our new folder for an abandoned one; then make another."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        fd = _try_lock(path)
+        fd = lock_for_use(path)
         if fd is None:
             continue
         if path.exists():
@@ -68,24 +68,10 @@ def _create_locked(parent: Path) -> tuple[Path, int]:
         os.close(fd)
 
 
-def _try_lock(path: Path) -> int | None:
-    """The descriptor that holds the lock, or None if somebody else has it or the folder is gone."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    return fd
-
-
 def _remove_abandoned(parent: Path) -> None:
     """Remove runtime folders of ours whose owner is dead."""
     for path in parent.glob(_PREFIX + "*"):
-        fd = _try_lock(path)
+        fd = lock_for_removal(path)
         if fd is None:
             continue
         if os.fstat(fd).st_uid == os.getuid():

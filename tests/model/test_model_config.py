@@ -34,7 +34,7 @@ def read(config: Mapping[str, Any]) -> ModelConfig:
         config=config,
         model_hash="",
         vocab_size=100,
-        max_position_embeddings=512,
+        max_context=512,
         eos_token_ids=(),
     )
     return read_model_config(files)

@@ -24,13 +24,17 @@ PARIS = FIRST + event("Par") + event("is") + DONE
 
 
 class Server(HTTPServer):
-    """Answers each POST with the next of `answers` (status, body) and keeps what was asked."""
+    """Answers each POST with the next of `answers` (status, body) and keeps what was asked.
+
+    num_missing: bytes of an answer that are announced and never come
+    """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.answers: list[tuple[int, str]] = []
         self.asked: list[dict[str, object]] = []
         self.authorization: list[str | None] = []
+        self.num_missing = 0
 
     @property
     def url(self) -> str:
@@ -41,16 +45,19 @@ class Handler(BaseHTTPRequestHandler):
     server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def do_GET(self) -> None:
+        if self.path != "/v1/models":
+            self._answer(404, "{}")
+            return
         self._answer(200, json.dumps({"object": "list", "data": [{"id": "tiny", "object": "model"}]}))
 
     def do_POST(self) -> None:
         self.server.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         self.server.authorization.append(self.headers["Authorization"])
-        self._answer(*self.server.answers.pop(0))
+        self._answer(*self.server.answers.pop(0), num_missing=self.server.num_missing)
 
-    def _answer(self, status: int, body: str) -> None:
+    def _answer(self, status: int, body: str, num_missing: int = 0) -> None:
         self.send_response(status)
-        self.send_header("Content-Length", str(len(body.encode())))
+        self.send_header("Content-Length", str(len(body.encode()) + num_missing))
         self.end_headers()
         self.wfile.write(body.encode())
 
@@ -149,6 +156,33 @@ def test_a_pipe_ends_with_1_when_a_message_was_not_answered(
     shown = capsys.readouterr()
     assert "error: HTTP 500" in shown.err
     assert shown.out == "Paris\n"
+
+
+@pytest.mark.parametrize("suffix", ["/", "/v1", "/v1/"])
+def test_the_url_may_be_the_one_that_openai_clients_are_given(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], suffix: str
+) -> None:
+    server.answers = [(200, PARIS)]
+    assert run(monkeypatch, ChatOptions(url=server.url + suffix), "one\n") == 0
+    assert capsys.readouterr().out == "Paris\n"
+
+
+def test_a_gateway_that_dies_in_the_middle_of_an_answer_is_said_to_be_gone(server: Server, chat: Chat) -> None:
+    server.answers, server.num_missing = [(200, FIRST + event("Pa"))], 100
+    out = io.StringIO()
+    with pytest.raises(ChatError, match=f"the answer ended early: {server.url} is gone"):
+        chat.ask("Capital?", out)
+    assert out.getvalue() == "Pa\n"
+
+
+@pytest.mark.parametrize("leave", ["/exit", "/quit"])
+def test_a_conversation_can_be_left(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], leave: str
+) -> None:
+    server.answers = [(200, PARIS)]
+    assert run(monkeypatch, ChatOptions(url=server.url), f"one\n{leave}\ntwo\n") == 0
+    assert capsys.readouterr().out == "Paris\n"
+    assert len(server.asked) == 1
 
 
 def test_a_server_that_is_not_there_is_named(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

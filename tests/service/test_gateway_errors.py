@@ -146,6 +146,13 @@ def test_a_prompt_that_does_not_fit_is_400_with_both_numbers(gateway: Gateway) -
     assert response.status_code == 400
     assert error["code"] == "context_length_exceeded"
     assert error["message"].count(str(MAX_CONTEXT)) == 2
+    assert f"your prompt resulted in {MAX_CONTEXT} tokens" in error["message"]
+
+
+def test_messages_that_do_not_fit_are_said_to_in_the_plural(gateway: Gateway) -> None:
+    response = gateway.chat(messages=[{"role": "user", "content": "word " * MAX_CONTEXT}])
+    assert "your messages resulted in" in error_of(response)["message"]
+    assert "the length of the messages." in error_of(response)["message"]
 
 
 def test_max_tokens_is_clamped_to_what_the_context_leaves(gateway: Gateway) -> None:
@@ -159,25 +166,28 @@ def test_a_chat_without_max_tokens_may_fill_the_context(gateway: Gateway) -> Non
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "message"),
     [
-        b"",
-        b"{",
-        b"[]",
-        b'"x"',
-        b"1",
-        b"null",
-        b'{"prompt": "x", "temperature": NaN}',
-        b'{"prompt": "x", "temperature": Infinity}',
-        b'{"prompt": "\\ud800"}',
-        b'{"prompt": "x", "stop": "\\ud83d"}',
-        b'{"prompt": "\xff"}',
+        (b"", "the body must be valid JSON: "),
+        (b"{", "the body must be valid JSON: "),
+        (b"{bad", "the body must be valid JSON: "),
+        (b"[]", "the body must be a JSON object, got array"),
+        (b'"x"', "the body must be a JSON object, got str"),
+        (b"1", "the body must be a JSON object, got int"),
+        (b"null", "the body must be a JSON object, got null"),
+        (b'{"prompt": "x", "temperature": NaN}', "the body must be valid JSON: "),
+        (b'{"prompt": "x", "temperature": Infinity}', "the body must be valid JSON: "),
+        (b'{"prompt": "\\ud800"}', "the body must be valid JSON: "),
+        (b'{"prompt": "x", "stop": "\\ud83d"}', "the body must be valid JSON: "),
+        (b'{"prompt": "\xff"}', "the body must be valid JSON: "),
+        (b'{"prompt": ' + b"[" * 9_000 + b"]" * 9_000 + b"}", "the body must be valid JSON: "),
     ],
+    ids=lambda value: repr(value[:40]),
 )
-def test_a_body_that_is_no_json_object_is_400(gateway: Gateway, content: bytes) -> None:
+def test_a_body_that_is_no_json_object_is_400(gateway: Gateway, content: bytes, message: str) -> None:
     response = gateway.client.post("/v1/completions", content=content, headers={"content-type": "application/json"})
     assert response.status_code == 400, response.text
-    error_of(response)
+    assert error_of(response)["message"].startswith(message)
     assert gateway.backend.submitted == []
 
 
@@ -233,7 +243,7 @@ def test_too_many_requests_are_429_and_say_when_to_come_back(gateway: Gateway) -
         [{"role": "user", "content": None}],
         [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
         [{"role": "system", "content": ""}, {"role": "user", "content": "x"}],
-        [{"role": "wizard", "content": "x"}],
+        *([{"role": role, "content": "x"}] for role in ("developer", "tool", "function", "assistant")),
     ],
     ids=json.dumps,
 )
@@ -257,6 +267,16 @@ def test_messages_that_cannot_be_are_400(gateway: Gateway, messages: Any) -> Non
     response = gateway.chat(messages=messages)
     assert response.status_code == 400, response.text
     assert gateway.backend.submitted == []
+
+
+@pytest.mark.parametrize("role", ["robot", "", "User", "x" * 1000])
+def test_a_role_that_the_api_does_not_have_is_400_and_named(gateway: Gateway, role: str) -> None:
+    response = gateway.chat(messages=[{"role": "user", "content": "x"}, {"role": role, "content": "x"}])
+    assert response.status_code == 400
+    error = error_of(response)
+    assert error["param"] == "messages[1].role"
+    assert error["message"].startswith("messages[1].role must be one of system, developer, user, assistant, tool, fun")
+    assert len(error["message"]) < 200
 
 
 def test_an_empty_system_message_is_not_replaced_by_the_default_one(gateway: Gateway) -> None:

@@ -174,5 +174,5 @@ class World:
             status = GatewayStatus(name="gateway", address="sim", leases=self.requests.leases(peer))
             self.network.send(GATEWAY, peer, status)
 
-    def _refuse(self, name: str, reason: str) -> None:
-        raise AssertionError(f"{name} serves another model: {reason}")
+    def _refuse(self, name: str, problem: str) -> None:
+        raise AssertionError(f"{name}: {problem}")

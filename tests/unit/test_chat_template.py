@@ -29,7 +29,7 @@ def folder_files(folder: Path) -> ModelFiles:
         config={},
         model_hash="",
         vocab_size=1,
-        max_position_embeddings=1,
+        max_context=1,
         eos_token_ids=(),
     )
 

@@ -33,6 +33,7 @@ POLICY = (
     "bench.sse",
     "bench.workload",
     "common.engine.block_manager",
+    "common.engine.gateway_watch",
     "common.engine.step",
     "common.peers",
     "common.service",

