@@ -9,16 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from common.errors import ConfigError
-from kernels.cpu.cores import CORE_BYTES, MAX_WORKERS, Cores, private_cores, write_homes
+from kernels.cpu.cores import CORE_BYTES, MAX_WORKERS, Cores, private_cores, read_homes, write_homes
 
 logger = logging.getLogger(__name__)
 
 
 class CoreBoard:
-    """Our place among the workers of a host, until the process ends: the system then lets go of our lock.
-
-    Mutable state: which workers were alive when it last looked.
-    """
+    """Our place among the workers of a host, until the process ends: the system then lets go of our lock."""
 
     def __init__(self, folder: Path, num_cores: int, *, borrows: bool) -> None:
         """Take a place, and deal the cores out anew.
@@ -33,20 +30,19 @@ class CoreBoard:
             with _locked(folder / "board.lock"):
                 self._board = _open_board(folder / f"cores-{num_cores}", num_cores * CORE_BYTES)
                 self._worker, self._lock_fd = _take_place(folder)
-                self._live = self._find_live()
-                write_homes(self._board, num_cores, self._live)
+                write_homes(self._board, num_cores, self._find_live())
         except OSError as error:
             raise ConfigError(f"shared_dir {folder} cannot be used: {error}") from error
         self.cores = Cores(self._board, num_cores, self._worker, borrows)
 
     def refresh(self) -> None:
-        """Deal the cores out anew if a worker has come or gone; every second or so."""
-        if self._find_live() == self._live:
+        """Deal the cores out anew if a worker has gone; several times a second."""
+        if set(self._find_live()) >= set[int]().union(*read_homes(self._board, self._num_cores)):
             return
         with _locked(self._folder / "board.lock"):
-            self._live = self._find_live()
-            write_homes(self._board, self._num_cores, self._live)
-        logger.info("%d workers share %d cores", len(self._live), self._num_cores)
+            live = self._find_live()
+            write_homes(self._board, self._num_cores, live)
+        logger.info("%d workers share %d cores now", len(live), self._num_cores)
 
     def _find_live(self) -> list[int]:
         others = (int(path.name.removeprefix("worker-")) for path in self._folder.glob("worker-*"))

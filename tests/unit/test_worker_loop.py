@@ -30,12 +30,14 @@ class ScriptedRunner:
         self.plans: list[StepPlan] = []
         self._runner = FakeRunner(num_blocks, LAYOUT)
         self._during = during
+        self.num_rests = 0
+        self.do_others_want = False
 
     def rest(self) -> None:
-        pass
+        self.num_rests += 1
 
     def others_want_cores(self) -> bool:
-        return False
+        return self.do_others_want
 
     def execute(self, plan: StepPlan) -> StepResult:
         assert len(self.plans) < TOO_MANY_STEPS

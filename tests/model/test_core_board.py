@@ -1,0 +1,155 @@
+"""Workers of one host meet in a folder: places, homes, and what becomes of a worker that is gone."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.engine import core_board
+from common.engine.core_board import CoreBoard, find_cores
+from common.errors import ConfigError
+from kernels.blocks import MLPWeights
+from kernels.cpu.cores import Cores, private_cores, read_homes, write_homes
+from kernels.cpu.ops import CpuOps
+from tests.kernels.test_cpu_ops import Random
+
+TAKE_A_PLACE = """
+import sys
+from pathlib import Path
+from common.engine.core_board import CoreBoard
+board = CoreBoard(Path(sys.argv[1]), int(sys.argv[2]), borrows=True)
+print(board.cores.worker, flush=True)
+sys.stdin.read()
+"""
+
+
+class OtherWorker:
+    """A process that has a place until it is closed."""
+
+    def __init__(self, folder: Path, num_cores: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", TAKE_A_PLACE, str(folder), str(num_cores)],
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        self.worker = int(self._process.stdout.readline())
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "workers", "homes"),
+    [
+        (1, [0], [{0}]),
+        (2, [0, 1], [{0}, {1}]),
+        (4, [2, 5], [{2}, {5}, {2}, {5}]),
+        (3, [0, 1], [{0}, {1}, {0}]),
+        (2, [0, 1, 2], [{0, 2}, {1}]),
+        (1, [0, 63], [{0, 63}]),
+    ],
+)
+def test_cores_are_dealt_out_in_turn(num_cores: int, workers: list[int], homes: list[set[int]]) -> None:
+    board = private_cores(num_cores).board
+    write_homes(board, num_cores, workers)
+    assert read_homes(board, num_cores) == homes
+
+
+def test_a_worker_without_a_folder_has_its_cores_for_itself() -> None:
+    cores, board = find_cores("", 3, borrows=True)
+    assert board is None
+    assert cores.num_home() == 3
+
+
+def test_workers_that_come_and_go_share_the_cores(tmp_path: Path) -> None:
+    ours = CoreBoard(tmp_path / "shared", 4, borrows=True)
+    assert ours.cores.num_home() == 4
+    other = OtherWorker(tmp_path / "shared", 4)
+    assert (ours.cores.worker, other.worker) == (0, 1)
+    assert ours.cores.num_home() == 2
+    other.kill()
+    ours.refresh()
+    assert ours.cores.num_home() == 4
+    next_one = OtherWorker(tmp_path / "shared", 4)
+    assert next_one.worker == 1
+    next_one.kill()
+
+
+def test_what_a_dead_worker_had_wanted_or_borrowed_is_forgotten() -> None:
+    board = private_cores(2).board
+    write_homes(board, 2, [0, 1])
+    board[8] = 0b11  # core 0 is wanted by both
+    board[16] = 2  # and borrowed by worker 1
+    write_homes(board, 2, [0])
+    assert (board[8], board[16]) == (0b01, 0)
+
+
+def test_too_many_workers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_board, "MAX_WORKERS", 1)
+    first = CoreBoard(tmp_path, 2, borrows=True)
+    with pytest.raises(ConfigError, match="at most 1 workers"):
+        CoreBoard(tmp_path, 2, borrows=True)
+    assert first.cores.num_home() == 2
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"shared_dir .*file/x cannot be used"):
+        CoreBoard(tmp_path / "file" / "x", 2, borrows=True)
+
+
+class Worker:
+    """Native ops over a board of two cores, with enough work in a call that a helper comes."""
+
+    def __init__(self, cores: Cores) -> None:
+        random = Random(torch.bfloat16)
+        weights = MLPWeights(random.norm(576), random.linear(3072, 576), random.linear(576, 1536))
+        self.ops = CpuOps(torch.bfloat16, 64, 16, cores)
+        self._mlp = self.ops.mlp(weights)
+        self._x, self._residual = torch.zeros(2, 512, 576)
+
+    def step(self) -> int:
+        """Returns how many tasks helpers ran."""
+        before = self.ops.num_helped
+        self.ops.begin_step()
+        self._mlp(self._x, self._residual)
+        return self.ops.num_helped - before
+
+    def step_until_helped(self) -> None:
+        while self.step() == 0:
+            pass
+
+
+def two_workers(*, borrows: bool) -> tuple[Worker, Worker]:
+    board = private_cores(2).board
+    write_homes(board, 2, [0, 1])
+    return Worker(Cores(board, 2, 0, borrows)), Worker(Cores(board, 2, 1, borrows))
+
+
+def test_a_core_is_lent_while_its_worker_rests_and_given_back_at_once() -> None:
+    first, second = two_workers(borrows=True)
+    first.step_until_helped()
+    second.step()
+    assert first.ops.others_want_cores()
+    first.step()  # a helper that is in the middle of a task may end it
+    assert [first.step() for _ in range(20)] == [0] * 20
+    second.ops.rest()
+    assert not first.ops.others_want_cores()
+    first.step_until_helped()
+
+
+def test_static_cores_are_not_lent() -> None:
+    first, second = two_workers(borrows=False)
+    assert [first.step() for _ in range(20)] == [0] * 20
+    assert [second.step() for _ in range(20)] == [0] * 20
+
+
+def test_a_worker_alone_uses_all_cores_even_without_borrowing() -> None:
+    cores = private_cores(2)
+    Worker(Cores(cores.board, 2, 0, borrows=False)).step_until_helped()
