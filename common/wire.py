@@ -26,6 +26,8 @@ MAX_HEADER_BYTES = 16 * 2**20
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 TokenIds = tuple[Count, ...]
+Address = Annotated[str, msgspec.Meta(pattern="^(tcp|ipc)://", max_length=300)]
+"""A ZeroMQ endpoint of a service. Its other transports are not for peers: they reach into this process, or abort it."""
 Buffer = bytes | bytearray | memoryview
 
 
@@ -69,7 +71,7 @@ class KVSource:
     """
 
     peer: PeerId
-    data_address: str
+    data_address: Address
     shm_name: str
     shm_nonce: str
     layout: KVLayout
@@ -100,7 +102,7 @@ class WorkerStatus:
     """
 
     name: str
-    address: str
+    address: Address
     role: Role
     layout: KVLayout
     num_blocks: Count
@@ -123,7 +125,7 @@ class GatewayStatus:
     """
 
     name: str
-    address: str
+    address: Address
     leases: tuple[tuple[RequestId, Count], ...]
 
 

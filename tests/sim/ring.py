@@ -171,7 +171,7 @@ class World:
         if self.is_frozen(GATEWAY):
             return
         for peer in list(self.workers):
-            status = GatewayStatus(name="gateway", address="sim", leases=self.requests.leases(peer))
+            status = GatewayStatus(name="gateway", address="tcp://gateway:1", leases=self.requests.leases(peer))
             self.network.send(GATEWAY, peer, status)
 
     def _refuse(self, name: str, reason: str) -> None:

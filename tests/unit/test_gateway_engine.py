@@ -34,7 +34,7 @@ class Rig:
             1000,
             send=self._send,
             is_healthy=lambda: self.is_healthy,
-            address="sim",
+            address="tcp://gateway:1",
         )
 
     def _send(self, peer: PeerId, message: Control) -> bool:

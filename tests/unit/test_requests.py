@@ -38,7 +38,7 @@ P0, P1, D0, D1 = PeerId("p0#1"), PeerId("p1#1"), PeerId("d0#1"), PeerId("d1#1")
 def status(peer: PeerId, role: Role, *, layout: KVLayout | None = None, is_draining: bool = False) -> WorkerStatus:
     return WorkerStatus(
         name=peer.split("#")[0],
-        address=f"sim://{peer}",
+        address=f"tcp://{peer}:1",
         role=role,
         layout=layout or fake_layout(),
         num_blocks=100,
@@ -56,7 +56,12 @@ def status(peer: PeerId, role: Role, *, layout: KVLayout | None = None, is_drain
 
 def descriptor(peer: PeerId, num_tokens: int, layout: KVLayout | None = None) -> KVDescriptor:
     source = KVSource(
-        peer=peer, data_address="", shm_name="", shm_nonce="", layout=layout or fake_layout(), num_blocks=100
+        peer=peer,
+        data_address="tcp://prefill:1",
+        shm_name="",
+        shm_nonce="",
+        layout=layout or fake_layout(),
+        num_blocks=100,
     )
     return KVDescriptor(source=source, num_tokens=num_tokens, block_ids=(BlockId(0),), checksums=(0,))
 

@@ -15,10 +15,12 @@ from common.ids import PeerId, RequestId
 from common.wire import (
     MAX_HEADER_BYTES,
     WIRE_VERSION,
+    Address,
     Cancel,
     Control,
     Data,
     Envelope,
+    GatewayStatus,
     KVBlocks,
     Message,
     PrefillDone,
@@ -46,6 +48,8 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
     if annotation == Seconds:
         return st.floats(0, 1e9)
     origin, arguments = get_origin(annotation), get_args(annotation)
+    if annotation == Address:
+        return st.text(max_size=8).map("tcp://{}".format)
     if origin is Annotated:
         return st.integers(0, 2**63 - 1)
     if origin in (Union, UnionType):
@@ -195,6 +199,13 @@ def test_negative_counts_are_refused_and_the_field_is_named() -> None:
     )
     with pytest.raises(WireError, match=r"PrefillDone: .*>= 0.*index"):
         decode(encode(Envelope(PeerId("a#1"), PeerId("b#1"), 1, done)))
+
+
+@pytest.mark.parametrize("address", ["", "nonsense", "inproc://x", "udp://1.2.3.4:5", "pgm://x", "tcp://" + "x" * 300])
+def test_peers_are_only_found_at_tcp_and_ipc_addresses(address: str) -> None:
+    status = GatewayStatus(name="g", address=address, leases=())
+    with pytest.raises(WireError, match=r"GatewayStatus: .*address"):
+        decode(encode(Envelope(PeerId("g#1"), PeerId(""), 0, status)))
 
 
 def test_a_header_over_the_limit_is_not_even_unpacked() -> None:

@@ -27,7 +27,7 @@ from tests.unit.test_decode_scheduler import SOURCE, request
 GATEWAY = PeerId("gateway#1")
 LAYOUT = fake_layout(block_size=4)
 KEY = SequenceKey(RequestId("a"), 0)
-STATUS = GatewayStatus(name="gateway", address="sim", leases=())
+STATUS = GatewayStatus(name="gateway", address="tcp://gateway:1", leases=())
 
 
 class Prefill:
@@ -114,7 +114,7 @@ def test_a_lease_that_is_not_renewed_ends_the_handoff_and_says_so() -> None:
     prefill = Prefill()
     prefill.ask()
     prefill.step(now=0.0)
-    lease = GatewayStatus(name="gateway", address="sim", leases=((KEY.request_id, 0),))
+    lease = GatewayStatus(name="gateway", address="tcp://gateway:1", leases=((KEY.request_id, 0),))
     prefill.service.handle(Received(GATEWAY, lease), 8.0)
     prefill.service.handle(Received(GATEWAY, STATUS), 17.0)
     assert prefill.service.handle(Tick(), 17.0) == []
