@@ -230,6 +230,50 @@ def test_a_request_that_workers_die_of_is_given_up() -> None:
     assert client.error.status == 500
 
 
+def test_workers_that_die_in_one_incident_count_once() -> None:
+    """All are dead, but the gateway learns of it one by one, and sends the request on to the next one each time."""
+    bench = Bench()
+    others = [PeerId(f"p{number}#1") for number in range(1, 6)]
+    bench.join((P0, Role.PREFILL), (D0, Role.DECODE), *((peer, Role.PREFILL) for peer in others))
+    bench.now = 1.0
+    bench.join((D1, Role.DECODE))
+    client = bench.submit()
+    bench.prefill()
+    running, request = bench.decode()
+    bench.do(Received(running, Tokens(entries=(tokens(request, 1, 1),))))
+    for number, peer in enumerate([running, P0, *others, D0, D1]):
+        bench.now = 2.0 + number / 1000
+        bench.do(LinkLost(peer, "broken"))
+    assert client.error is None
+    bench.now += POLICY.resume_timeout_s - 1
+    bench.do(Tick())
+    bench.join((PeerId("p0#2"), Role.PREFILL), (PeerId("d0#2"), Role.DECODE))
+    bench.sent = bench.sent[-1:]
+    bench.prefill()
+    peer, request = bench.decode()
+    bench.do(Received(peer, Tokens(entries=(tokens(request, 3, 3),))))
+    assert client.token_ids == client.expected
+
+
+def test_a_request_that_kills_at_once_is_given_up_although_workers_had_no_time_to_say_anything() -> None:
+    bench = Bench()
+    peers = [PeerId(f"p{number}#0") for number in range(3)]
+    bench.join((D0, Role.DECODE), *((peer, Role.PREFILL) for peer in peers))
+    bench.now = 1.0
+    client = bench.submit()
+    num_deaths = 0
+    while client.error is None:
+        bench.now += 0.01
+        killed, _ = bench.take(PrefillRequest)
+        bench.do(LinkLost(killed, "broken"))
+        num_deaths += 1
+        if num_deaths % len(peers) == 0:
+            bench.now += 1.0
+            bench.join((D0, Role.DECODE), *((PeerId(f"{peer}{num_deaths}"), Role.PREFILL) for peer in peers))
+    assert client.error.code == "too_many_attempts"
+    assert num_deaths <= POLICY.max_attempts * len(peers) + 1
+
+
 def test_preemptions_and_drains_do_not_count_as_failures() -> None:
     bench = started()
     client = bench.submit()

@@ -66,7 +66,7 @@ def test_workers_of_another_model_are_refused_and_silent_ones_forgotten() -> Non
     fleet.observe(P0, status(P0, Role.PREFILL), 0.0)
     assert fleet.missing_pools() == ["decode"]
     assert fleet.max_context(1000) == 400
-    assert fleet.pop_silent(WORKER_TIMEOUT_S + 0.1) == [P0]
+    assert [worker.peer for worker in fleet.pop_silent(WORKER_TIMEOUT_S + 0.1)] == [P0]
     assert fleet.max_context(1000) == 1000
 
 
