@@ -22,6 +22,8 @@ from common.sampling import FinishReason, SamplingParams
 WIRE_VERSION = 1
 MAX_HEADER_BYTES = 16 * 2**20
 """A header over this is refused unread. A prompt of a million tokens takes about 5 MiB."""
+MIN_CONTEXT = 2
+"""A prompt of one token, and one token of output."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
@@ -115,6 +117,14 @@ class WorkerStatus:
     step_running_s: Seconds
     step_expected_s: Seconds
     counters: dict[str, float]
+
+    def __post_init__(self) -> None:
+        """Raises: ValueError where no worker could say so; `decode` makes a WireError of it."""
+        num_tokens = self.num_blocks * self.layout.block_size
+        if not MIN_CONTEXT <= self.max_context <= num_tokens:
+            raise ValueError(f"max_context must be {MIN_CONTEXT} to {num_tokens} (all blocks), got {self.max_context}")
+        if self.num_free_blocks > self.num_blocks:
+            raise ValueError(f"num_free_blocks must be at most {self.num_blocks}, got {self.num_free_blocks}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
