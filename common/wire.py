@@ -49,7 +49,8 @@ class EndReason(StrEnum):
     LEASE_EXPIRED:  the handoff was neither fetched nor renewed in time
     TRANSFER:       the KV could not be pulled or was not what the descriptor said
     UNKNOWN:        the gateway asked about something that the worker does not have
-    TOO_LARGE:      can never fit into this worker's cache
+    TOO_LARGE:      can never fit into this worker's cache, or its model's context
+    REFUSED:        names tokens that the model does not have
     FAILED:         this request broke the step (for example, its logits are not finite)
     """
 
@@ -60,6 +61,7 @@ class EndReason(StrEnum):
     TRANSFER = "transfer"
     UNKNOWN = "unknown"
     TOO_LARGE = "too_large"
+    REFUSED = "refused"
     FAILED = "failed"
 
 

@@ -212,8 +212,9 @@ class Requests:
             return []
         match ended.reason:
             case EndReason.TOO_LARGE:
-                error = RequestError(400, ended.detail, code="context_length_exceeded")
-                return self._fail(request, error)
+                return self._fail(request, RequestError(400, ended.detail, code="context_length_exceeded"))
+            case EndReason.REFUSED:
+                return self._fail(request, RequestError(400, ended.detail))
             case EndReason.FAILED:
                 return self._fail(request, RequestError(500, ended.detail, type="internal_server_error"))
             case _:

@@ -5,7 +5,6 @@ from queue import SimpleQueue
 
 from common.config import PrefillCommand
 from common.engine.block_manager import BlockManager
-from common.engine.worker import WorkerIdentity
 from common.engine.worker_loop import Stop, WorkerLoop
 from common.engine.worker_main import load_engine, run_until_stopped
 from common.errors import ConfigError
@@ -52,9 +51,8 @@ def run(command: PrefillCommand, channel: SupervisorChannel | None) -> int:
             max_step_s=command.prefill.max_step_ms / 1000,
             lease_s=command.prefill.kv_lease,
         )
-        identity = WorkerIdentity(engine.name, links.address, engine.layout, engine.num_blocks)
         loop: WorkerLoop[KVReleased, SenderEffect] = WorkerLoop(
-            PrefillService(identity, server.source, blocks, scheduler),
+            PrefillService(engine.identity(links.address), server.source, blocks, scheduler),
             engine.runner,
             inbox=inbox,
             send=links.send,

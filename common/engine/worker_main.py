@@ -17,6 +17,7 @@ from common.config import ModelOptions, WorkerOptions
 from common.engine.kv_cache import KVCache, kv_layout, num_blocks_for
 from common.engine.model_config import read_model_config
 from common.engine.runner import ModelRunner, load_runner, resolve_dtype
+from common.engine.worker import WorkerIdentity
 from common.engine.worker_loop import Stop, WorkerLoop
 from common.errors import ConfigError
 from common.ids import PeerId
@@ -25,7 +26,7 @@ from common.links import Links
 from common.machine import num_available_cores, num_free_bytes
 from common.model_files import find_model
 from common.supervisor.channel import SupervisorChannel
-from common.wire import Role
+from common.wire import MIN_CONTEXT, Role
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +44,14 @@ class Engine:
     name: str
     layout: KVLayout
     num_blocks: int
+    vocab_size: int
+    max_model_len: int
     cache: KVCache
     runner: ModelRunner
+
+    def identity(self, address: str) -> WorkerIdentity:
+        """Of the worker whose inbox is at this address."""
+        return WorkerIdentity(self.name, address, self.layout, self.num_blocks, self.vocab_size, self.max_model_len)
 
 
 def load_engine(
@@ -64,6 +71,8 @@ def load_engine(
     config = read_model_config(files)
     layout = kv_layout(config, resolve_dtype(model.dtype), worker.block_size, files.model_hash)
     max_model_len = model.max_model_len or config.max_context
+    if max_model_len < MIN_CONTEXT:
+        raise ConfigError(f"max_model_len must be at least {MIN_CONTEXT}, got {max_model_len}")
     num_blocks = _size_cache(layout, worker.kv_cache_memory, max_model_len)
     cache = KVCache(layout, num_blocks, allocate(num_blocks * layout.block_bytes))
     name = worker.name or f"{role}-{socket.gethostname()}-{os.getpid()}"
@@ -76,7 +85,8 @@ def load_engine(
         *(files.name, role, layout.dtype, num_blocks, num_blocks * layout.block_size),
         *(num_blocks * layout.block_bytes / 1e6, torch.get_num_threads()),
     )
-    return Engine(PeerId(f"{name}#{secrets.token_hex(4)}"), name, layout, num_blocks, cache, runner)
+    peer = PeerId(f"{name}#{secrets.token_hex(4)}")
+    return Engine(peer, name, layout, num_blocks, config.vocab_size, max_model_len, cache, runner)
 
 
 def _no_progress(what: str, fraction: float | None = None) -> None:

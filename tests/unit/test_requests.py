@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field, replace
 
+import pytest
+
 from common.errors import RequestError
 from common.ids import BlockId, PeerId, RequestId
 from common.kv_layout import KVLayout
@@ -289,6 +291,16 @@ def test_preemptions_and_drains_do_not_count_as_failures() -> None:
             bench.prefill()
             break
     assert client.token_ids == expected_tokens(PROMPT, GREEDY)
+
+
+@pytest.mark.parametrize("reason", [EndReason.TOO_LARGE, EndReason.REFUSED])
+def test_what_no_worker_can_compute_is_the_client_s_error_and_not_tried_again(reason: EndReason) -> None:
+    bench = started()
+    client = bench.submit()
+    detail = "the model has 10 tokens, got token id 10"
+    bench.do(Received(P0, Ended(request_id=RequestId("a"), attempt=0, reason=reason, detail=detail)))
+    assert client.error is not None
+    assert (client.error.status, client.error.message) == (400, detail)
 
 
 def test_without_a_decode_worker_no_prompt_is_started_and_the_answer_is_503() -> None:

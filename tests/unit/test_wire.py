@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from common.errors import WireError
 from common.ids import PeerId, RequestId
 from common.kv_layout import KVLayout
+from common.sampling import SamplingParams
 from common.wire import (
     MAX_HEADER_BYTES,
     WIRE_VERSION,
@@ -25,8 +26,8 @@ from common.wire import (
     KVBlocks,
     Message,
     PrefillDone,
+    PrefillRequest,
     Role,
-    Seconds,
     Status,
     WorkerStatus,
     decode,
@@ -49,13 +50,13 @@ JSONISH = st.recursive(
 
 def values_of(annotation: Any) -> st.SearchStrategy[Any]:
     """Valid values of a field's type."""
-    if annotation == Seconds:
-        return st.floats(0, 1e9)
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation == Address:
         return st.text(max_size=8).map("tcp://{}".format)
     if origin is Annotated:
-        return st.integers(0, 2**63 - 1)
+        base, meta = arguments
+        low, high = meta.ge, meta.le
+        return st.floats(low, 1e9) if base is float else st.integers(low, 2**63 - 1 if high is None else high)
     if origin in (Union, UnionType):
         return st.one_of(*map(values_of, arguments))
     if origin is dict:
@@ -245,6 +246,29 @@ def test_a_worker_s_status_with_an_impossible_value_is_a_wire_error(field: str, 
     decode([pack(header)])
     header[5][field] = value
     with pytest.raises(WireError, match="WorkerStatus"):
+        decode([pack(header)])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("top_k", value) for value in (-1, 2**31 + 1, 2**63)),
+        *(("temperature", value) for value in (-1.0, float("nan"))),
+        *(("seed", -1), ("max_tokens", -1), ("stop_token_ids", [-1]), ("logit_bias", [[-1, 1.0]])),
+    ],
+)
+def test_sampling_that_no_tensor_could_hold_is_a_wire_error(field: str, value: object) -> None:
+    request = PrefillRequest(
+        request_id=RequestId("r"),
+        attempt=0,
+        prompt_token_ids=(1,),
+        output_token_ids=(),
+        sampling=SamplingParams(max_tokens=1),
+        age_s=0,
+    )
+    header = header_of(Envelope(PeerId("g#1"), PeerId("p0#1"), 1, request))
+    header[5]["sampling"][field] = value
+    with pytest.raises(WireError, match=f"PrefillRequest: .*{field}"):
         decode([pack(header)])
 
 
