@@ -78,7 +78,7 @@ class GatewayOptions:
     ] = 30.0
     no_worker_timeout: Annotated[
         float, Flag(help="wait for a pool without a live worker, then 503", unit="s", at_least=0)
-    ] = 5.0
+    ] = 30.0
     max_attempts: Annotated[
         int,
         Flag(
