@@ -110,7 +110,12 @@ def kill_all_workers(stack: Stack) -> None:
 def test_streams_go_on_when_all_workers_are_killed_at_once(stack: Stack) -> None:
     """However few attempts a request has: it is one incident."""
     requests = bodies(first=200, num_prompt=40, num_tokens=NUM_TOKENS)
+    counted = ("baton_gateway_retries_total", "baton_gateway_links_lost_connection_total")
+    before = [stack.metric(name) for name in counted]
     streams = stream_all(stack.url, requests, when=[(NUM_SEEN, lambda: kill_all_workers(stack))])
+    retries, losses = (stack.metric(name) - old for name, old in zip(counted, before, strict=True))
+    assert retries >= NUM_REQUESTS
+    assert losses >= NUM_WORKERS
     check_against_undisturbed(stack, requests, streams)
 
 
