@@ -99,7 +99,9 @@ class SequenceTimer:
         metrics.num_waiting.inc()
 
     def add_tokens(self, num_tokens: int) -> None:
-        """So many tokens came at once. The gap before them counts once: the others came without any."""
+        """So many tokens came at once, or none. The gap before them counts once: the others came without any."""
+        if num_tokens == 0:
+            return
         now = time.perf_counter()
         if self._num_tokens == 0:
             self._metrics.ttft.observe(now - self._arrival_s)
