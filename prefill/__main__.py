@@ -26,6 +26,8 @@ def run(command: PrefillCommand, channel: SupervisorChannel | None) -> int:
     """Serve until stopped; return the exit code. Raises: ConfigError, ModelError when it cannot start."""
     options = command.worker
     set_up_logging(options.name or "prefill", command.log.log_level, command.log.log_format)
+    for name in remove_dead_segments():  # their memory counts as used
+        logger.info("removed %s, whose worker is gone", name)
     segments: list[SharedSegment] = []
 
     def allocate(num_bytes: int) -> memoryview | None:
@@ -76,8 +78,6 @@ def _share_memory(num_bytes: int, transport: str) -> SharedSegment | None:
     """
     if transport == "tcp":
         return None
-    for name in remove_dead_segments():
-        logger.info("removed %s, whose worker is gone", name)
     try:
         return SharedSegment(num_bytes)
     except ConfigError as error:

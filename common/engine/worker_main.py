@@ -74,7 +74,7 @@ def load_engine(
     if max_model_len < MIN_CONTEXT:
         raise ConfigError(f"max_model_len must be at least {MIN_CONTEXT}, got {max_model_len}")
     num_blocks = _size_cache(layout, worker.kv_cache_memory, max_model_len)
-    cache = KVCache(layout, num_blocks, allocate(num_blocks * layout.block_bytes))
+    cache = _allocate_cache(layout, num_blocks, allocate)
     name = worker.name or f"{role}-{socket.gethostname()}-{os.getpid()}"
     report = channel.progress if channel else _no_progress
     runner = load_runner(
@@ -96,13 +96,17 @@ def _no_progress(what: str, fraction: float | None = None) -> None:
 def _size_cache(layout: KVLayout, wanted_bytes: int, max_model_len: int) -> int:
     """Blocks of the cache: as many as asked for, else a share of the free memory.
 
-    Raises: ConfigError when not even one sequence of a few tokens fits.
+    Raises: ConfigError when there is not so much, or not even one sequence of a few tokens fits.
     """
+    free_bytes = num_free_bytes()
+    if wanted_bytes > free_bytes:
+        wanted, free = (f"{num_bytes / 1e9:.1f} GB" for num_bytes in (wanted_bytes, free_bytes))
+        raise ConfigError(f"kv_cache_memory must fit into the {free} that are free, got {wanted}")
     if wanted_bytes:
         num_blocks = num_blocks_for(layout, wanted_bytes)
     else:
         useful = -(-max(AUTO_MAX_TOKENS, max_model_len) // layout.block_size)
-        num_blocks = min(useful, num_blocks_for(layout, int(num_free_bytes() * AUTO_MEMORY_SHARE)))
+        num_blocks = min(useful, num_blocks_for(layout, int(free_bytes * AUTO_MEMORY_SHARE)))
     if num_blocks < 2:
         raise ConfigError(
             f"kv_cache_memory must hold at least 2 blocks of {layout.block_bytes} bytes, it holds {num_blocks}"
@@ -113,6 +117,15 @@ def _size_cache(layout: KVLayout, wanted_bytes: int, max_model_len: int) -> int:
             *(num_blocks * layout.block_size, max_model_len),
         )
     return num_blocks
+
+
+def _allocate_cache(layout: KVLayout, num_blocks: int, allocate: Callable[[int], mmap | memoryview | None]) -> KVCache:
+    """Raises: ConfigError when this process may not have so much, whatever is free."""
+    num_bytes = num_blocks * layout.block_bytes
+    try:
+        return KVCache(layout, num_blocks, allocate(num_bytes))
+    except OSError as error:
+        raise ConfigError(f"kv_cache_memory: cannot allocate {num_bytes / 1e9:.1f} GB: {error}") from error
 
 
 def run_until_stopped(
