@@ -83,9 +83,13 @@ class GatewayOptions:
     ] = 30.0
     no_worker_timeout: Annotated[
         float, Flag(help="wait for a pool without a live worker, then 503", unit="s", at_least=0)
-    ] = 5.0
+    ] = 30.0
     max_attempts: Annotated[
-        int, Flag(help="deaths of a worker that a request may have been running in", at_least=1)
+        int,
+        Flag(
+            help="deaths of a worker that a request may have caused, then an error; one incident counts once",
+            at_least=1,
+        ),
     ] = 3
 
 

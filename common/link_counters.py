@@ -5,7 +5,7 @@ import time
 
 logger = logging.getLogger(__name__)
 
-REFUSALS = ("malformed", "misaddressed", "superseded", "misplaced", "duplicate")
+REFUSALS = ("malformed", "misaddressed", "superseded", "misplaced", "duplicate", "surplus")
 LOSSES = ("connection", "gap", "reported", "incarnation")
 LOG_S = 1.0
 

@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Callable
 
-from common.errors import ConfigError
 from common.ids import PeerId
 from common.link_counters import LinkCounters
 from common.link_numbers import Arrival
@@ -28,7 +27,7 @@ logger = logging.getLogger(__name__)
 class LinkReceiver:
     """Turns envelopes into events. Owned by the I/O thread; `peers` is read by others.
 
-    link_at: the connection to an address, made if there is none; raises ConfigError
+    admit: the link to the address where a peer says that it lives, made if there is none; None when it is refused
     """
 
     def __init__(
@@ -36,13 +35,13 @@ class LinkReceiver:
         me: PeerId,
         counters: LinkCounters,
         deliver: Callable[[LinkEvent], None],
-        link_at: Callable[[str], OutgoingLink],
+        admit: Callable[[str], OutgoingLink | None],
     ) -> None:
         self.peers: dict[PeerId, Peer] = {}
         self._me = me
         self._counters = counters
         self._deliver = deliver
-        self._link_at = link_at
+        self._admit = admit
 
     def lose_connection(self, peer: Peer) -> None:
         """The connection to this peer broke."""
@@ -75,10 +74,12 @@ class LinkReceiver:
                 self._receive_control(peer, envelope.seq, message)
 
     def _receive_status(self, peer: Peer, envelope: Envelope, status: Status) -> None:
-        link = self._link_to(peer, status.address)
+        link = self._admit(status.address)
+        if link is None:
+            return
+        self._join(peer, link)
         if not envelope.to:  # it does not know us yet, and its number means nothing
-            if link:
-                link.wants_status = True
+            link.wants_status = True
         else:
             arrival = peer.numbers.take_status(envelope.seq)
             if arrival is Arrival.DUPLICATE:
@@ -103,19 +104,13 @@ class LinkReceiver:
             self._discard(peer)
             self._lose(peer, "reported", f"{peer.id} missed messages: {message.reason}")
 
-    def _link_to(self, peer: Peer, address: str) -> OutgoingLink | None:
-        """The link to a peer that says it lives at this address; None when that is not an address."""
-        try:
-            link = self._link_at(address)
-        except ConfigError as error:
-            self._counters.refuse("malformed", f"status of {peer.id}: {error}")
-            return None
+    def _join(self, peer: Peer, link: OutgoingLink) -> None:
+        """The peer lives at the other end of this link."""
         if link.peer and link.peer is not peer:
             self._supersede(link.peer, peer)
         if peer.link and peer.link is not link:
             peer.link.peer = None
         peer.link, link.peer, link.is_confirmed = link, peer, True
-        return link
 
     def _supersede(self, old: Peer, new: Peer) -> None:
         old.is_superseded = True

@@ -48,7 +48,7 @@ class OutgoingLink:
     """
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", me: PeerId, address: str) -> None:
-        """Raises: ConfigError when the address is not one."""
+        """Raises: ConfigError when the address is not one, or there are no sockets left."""
         self.address = address
         self.connection = Connection(context, zmq.PUSH, address, MAX_IN_ZMQ)
         self.peer: Peer | None = None

@@ -5,12 +5,14 @@ import math
 import socket as sockets
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from enum import Enum, auto
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from common.errors import ConfigError
+from common.machine import max_descriptors
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +21,16 @@ HEARTBEAT_TIMEOUT_MS = 5_000
 """A host that vanished breaks the connection after this; ZeroMQ's own thread answers, whatever Python is busy with."""
 RECONNECT_MS = 50
 RECONNECT_MAX_MS = 1_000
+MAX_CONNECTIONS = 1_000
+MAX_SOCKETS = 4 * MAX_CONNECTIONS
+"""Of a context. A connection takes three: its own, and both ends of its monitor."""
+DESCRIPTORS_PER_CONNECTION = 5
+"""One a socket, and one for each direction of a TCP link."""
+
+
+def max_connections() -> int:
+    """How many a thread keeps at most, whatever its peers ask for: they take half of this process's descriptors."""
+    return min(MAX_CONNECTIONS, max_descriptors() // (2 * DESCRIPTORS_PER_CONNECTION))
 
 
 class ConnectionChange(Enum):
@@ -45,22 +57,23 @@ class Connection:
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", kind: int, address: str, max_queued: int) -> None:
         """max_queued: messages in ZeroMQ's own queue, per direction.
 
-        Raises: ConfigError when the address is not one that ZeroMQ knows.
+        Raises: ConfigError when the address is not one that ZeroMQ knows, or there are no sockets left.
         """
         self.address = address
         self.is_up = False
-        self.socket = context.socket(kind)
-        set_options(self.socket, max_queued)
-        self.socket.setsockopt(zmq.IMMEDIATE, 1)
-        self.monitor = self.socket.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED | _HANDSHAKE_FAILED
-        )
-        self.monitor.linger = 0
-        try:
-            self.socket.connect(address)
-        except zmq.ZMQError as error:
-            self.close()
-            raise ConfigError(f"cannot connect to {address!r}: {error}") from error
+        with ExitStack() as undo:
+            try:
+                self.socket = context.socket(kind)
+                undo.callback(self.socket.close, linger=0)
+                set_options(self.socket, max_queued)
+                self.socket.setsockopt(zmq.IMMEDIATE, 1)
+                self.monitor = self.socket.get_monitor_socket(_CHANGES)
+                undo.callback(self.monitor.close, linger=0)
+                self.monitor.linger = 0
+                self.socket.connect(address)
+            except zmq.ZMQError as error:
+                raise ConfigError(f"cannot connect to {address!r}: {error}") from error
+            undo.pop_all()
 
     def changes(self) -> Iterator[ConnectionChange]:
         """What happened since the last call. Never blocks."""
@@ -82,8 +95,13 @@ class Connection:
         self.socket.close(linger=math.ceil(linger_s * 1000))
 
 
-_HANDSHAKE_FAILED = (
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_CHANGES = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CONNECT_RETRIED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
 
 

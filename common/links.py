@@ -15,7 +15,6 @@ One thread owns all sockets. Statuses are made and sent there, so a long compute
 
 import logging
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -27,8 +26,9 @@ from common.ids import PeerId
 from common.link_counters import LinkCounters
 from common.link_in import LinkReceiver
 from common.link_out import MAX_OUTBOX, MakeStatus, OutgoingLink
-from common.link_socket import Connection, ConnectionChange, Wakeup, bind, set_options
+from common.link_socket import Connection, ConnectionChange, bind, max_connections, set_options
 from common.service import LinkEvent
+from common.socket_thread import SocketThread
 from common.wire import MAX_HEADER_BYTES, Control, decode
 
 logger = logging.getLogger(__name__)
@@ -61,25 +61,23 @@ class Links:
         self._me = me
         self._make_status = make_status
         self._counters = LinkCounters()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._inbox = self._context.socket(zmq.PULL)
+        self._thread = SocketThread(f"links {me}", self._run)
+        self._inbox = self._thread.context.socket(zmq.PULL)
         set_options(self._inbox, MAX_INBOX)
         self._inbox.setsockopt(zmq.MAXMSGSIZE, MAX_HEADER_BYTES)
         try:
             self.address = bind(self._inbox, bind_to, advertise_host or "")
         except ConfigError:
-            self._context.destroy(linger=0)
+            self._thread.close()
             raise
-        self._wakeup = Wakeup()
+        self._max_links = max_connections()
         self._commands: deque[Callable[[], None]] = deque()
-        self._is_closing = False
         # The I/O thread's: nobody else changes these. `send` looks up peers.
-        self._receiver = LinkReceiver(me, self._counters, deliver, self._link_at)
+        self._receiver = LinkReceiver(me, self._counters, deliver, self._admit)
         self._links: dict[str, OutgoingLink] = {}
         self._poller = zmq.Poller()
         self._next_status_s = time.monotonic()
         self._close_by_s = 0.0
-        self._thread = threading.Thread(target=self._run, name=f"links {me}", daemon=True)
 
     def start(self) -> None:
         """Begin to send and deliver. Until then the inbox is bound, and whoever finds it waits."""
@@ -88,7 +86,7 @@ class Links:
     @property
     def is_alive(self) -> bool:
         """False after `close`, and when the I/O thread died of a bug of ours: nothing moves any more."""
-        return self._thread.is_alive()
+        return self._thread.is_alive
 
     def connect(self, address: str) -> None:
         """Introduce ourselves at this address, for as long as it takes. Any thread; idempotent."""
@@ -104,7 +102,7 @@ class Links:
         if peer is None or peer.link is None or len(peer.outbox) >= MAX_OUTBOX:
             return False
         peer.outbox.append(message)
-        self._wakeup.set()
+        self._thread.wakeup.set()
         return True
 
     def poke_status(self) -> None:
@@ -118,46 +116,44 @@ class Links:
     def close(self, flush_s: float = 0.0) -> None:
         """Stop the I/O thread, after at most flush_s seconds in which it sends what waits; the rest is dropped.
 
-        After it nothing is delivered. Idempotent; only after `start`.
+        After it nothing is delivered. Idempotent.
         """
-        assert threading.current_thread() is not self._thread, "close would wait for itself"
         self._close_by_s = time.monotonic() + flush_s
-        self._is_closing = True
-        self._wakeup.set()
-        self._thread.join()
+        self._thread.close()
 
     def _command(self, command: Callable[[], None]) -> None:
         self._commands.append(command)
-        self._wakeup.set()
+        self._thread.wakeup.set()
 
     # All below runs in the I/O thread.
 
     def _run(self) -> None:
-        self._poller.register(self._wakeup.fileno, zmq.POLLIN)
+        self._poller.register(self._thread.wakeup.fileno, zmq.POLLIN)
         self._poller.register(self._inbox, zmq.POLLIN)
         try:
             while not self._may_close():
                 self._turn()
         finally:
-            linger_s = max(0.0, self._close_by_s - time.monotonic())
-            for link in self._links.values():
-                link.connection.close(linger_s if link.connection.is_up else 0.0)
-            self._inbox.close(linger=0)
-            self._context.term()
-            self._wakeup.close()
+            self._close_connections()
+
+    def _close_connections(self) -> None:
+        """What was handed to ZeroMQ may still be sent, for as long as `close` allows."""
+        linger_s = max(0.0, self._close_by_s - time.monotonic())
+        for link in self._links.values():
+            link.connection.close(linger_s if link.connection.is_up else 0.0)
 
     def _may_close(self) -> bool:
-        if not self._is_closing:
+        if not self._thread.is_closing:
             return False
         is_unsent = any(link.peer and link.peer.outbox for link in self._links.values())
         return not is_unsent or time.monotonic() >= self._close_by_s
 
     def _turn(self) -> None:
-        next_s = min(self._next_status_s, self._close_by_s) if self._is_closing else self._next_status_s
+        next_s = min(self._next_status_s, self._close_by_s) if self._thread.is_closing else self._next_status_s
         timeout_s = max(0.0, next_s - time.monotonic())
         ready = dict(self._poller.poll(math.ceil(timeout_s * 1000)))
-        if self._wakeup.fileno in ready:
-            self._wakeup.clear()
+        if self._thread.wakeup.fileno in ready:
+            self._thread.wakeup.clear()
         while self._commands:
             self._commands.popleft()()
         for link in list(self._links.values()):
@@ -181,11 +177,25 @@ class Links:
         if link := self._links.get(address):
             link.is_configured = False
 
+    def _admit(self, address: str) -> OutgoingLink | None:
+        """The link to where a peer says that it lives; None when that is no address, or there are enough links.
+
+        So peers can neither use up sockets nor keep the operator's own addresses out.
+        """
+        if address not in self._links and len(self._links) >= self._max_links:
+            self._counters.refuse("surplus", f"a status from {address}, with {len(self._links)} links already")
+            return None
+        try:
+            return self._link_at(address)
+        except ConfigError as error:
+            self._counters.refuse("malformed", f"a status: {error}")
+            return None
+
     def _link_at(self, address: str) -> OutgoingLink:
-        """Raises: ConfigError when that is not an address."""
+        """Raises: ConfigError when that is not an address, or there are no sockets left."""
         if address in self._links:
             return self._links[address]
-        link = OutgoingLink(self._context, self._me, address)
+        link = OutgoingLink(self._thread.context, self._me, address)
         self._links[address] = link
         self._poller.register(link.connection.monitor, zmq.POLLIN)
         return link

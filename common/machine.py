@@ -1,6 +1,8 @@
 """What this machine gives to this process."""
 
 import os
+import resource
+import sys
 from pathlib import Path
 
 _CGROUP_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
@@ -36,6 +38,12 @@ def num_free_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP_MEMORY) -> i
     except OSError:  # no control groups here, or version 1 of them
         return available
     return available if limit == "max" else min(available, max(0, int(limit) - used))
+
+
+def max_descriptors() -> int:
+    """Files and sockets that this process may have open."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
 
 
 def _read_counts(file: Path) -> dict[str, int]:

@@ -1,6 +1,7 @@
-"""Prometheus metrics of a gateway: what its clients see, and what its workers report.
+"""Prometheus metrics of a gateway: what its clients see, what it counts itself, and what its workers report.
 
-Names of the former are vLLM's, so that its dashboards work; the latter are `baton_worker_*`.
+Names of the first are vLLM's, so that its dashboards work; the others are `baton_gateway_*_total` and
+`baton_worker_*`. docs/metrics.md lists them.
 """
 
 import re
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from common.wire import Role, WorkerStatus
@@ -21,6 +22,7 @@ ERROR = "error"
 """Outcomes of a sequence besides its finish reasons."""
 
 Workers = Callable[[], Mapping[str, WorkerStatus]]
+Totals = Callable[[], Mapping[str, float]]
 
 _TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _ITL_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
@@ -34,9 +36,10 @@ class GatewayMetrics:
     """All metrics of one gateway, in a registry of their own.
 
     workers: called at every scrape, for the last status of every live worker by name
+    totals:  called at every scrape, for what the gateway has counted since its start
     """
 
-    def __init__(self, model_name: str, workers: Workers) -> None:
+    def __init__(self, model_name: str, workers: Workers, totals: Totals) -> None:
         disable_created_metrics()  # a second series for each, which nothing reads
         self._registry = CollectorRegistry(auto_describe=True)
         self._model_name = model_name
@@ -62,6 +65,7 @@ class GatewayMetrics:
             registry=self._registry,
         )
         self._registry.register(_WorkerMetrics(model_name, workers))
+        self._registry.register(_GatewayTotals(model_name, totals))
 
     def count_outcome(self, reason: str) -> None:
         self._outcomes.labels(self._model_name, reason).inc()
@@ -95,7 +99,9 @@ class SequenceTimer:
         metrics.num_waiting.inc()
 
     def add_tokens(self, num_tokens: int) -> None:
-        """So many tokens came at once. The gap before them counts once: the others came without any."""
+        """So many tokens came at once, or none. The gap before them counts once: the others came without any."""
+        if num_tokens == 0:
+            return
         now = time.perf_counter()
         if self._num_tokens == 0:
             self._metrics.ttft.observe(now - self._arrival_s)
@@ -116,6 +122,23 @@ class SequenceTimer:
         self._metrics.count_outcome(reason)
         self._metrics.e2e.observe(time.perf_counter() - self._arrival_s)
         self._metrics.request_generation_tokens.observe(self._num_tokens)
+
+
+class _GatewayTotals(Collector):
+    """Turns what the gateway counts into metrics at every scrape."""
+
+    def __init__(self, model_name: str, totals: Totals) -> None:
+        self._model_name = model_name
+        self._totals = totals
+
+    def describe(self) -> Iterator[Metric]:
+        yield from ()
+
+    def collect(self) -> Iterator[Metric]:
+        for name, value in self._totals().items():
+            family = CounterMetricFamily(f"baton_gateway_{name}", "Since the gateway's start", labels=["model_name"])
+            family.add_metric([self._model_name], value)
+            yield family
 
 
 class _WorkerMetrics(Collector):

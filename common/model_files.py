@@ -138,7 +138,7 @@ def _open_gguf(path: Path) -> ModelFiles:
         model_hash=_hash_model(config, [(path, gguf.data_offset)]),
         vocab_size=sizes.vocab_size,
         max_context=sizes.max_context,
-        eos_token_ids=gguf_to_eos_token_ids(gguf),
+        eos_token_ids=_possible(gguf_to_eos_token_ids(gguf), sizes),
         gguf=gguf,
     )
 
@@ -160,7 +160,7 @@ def _open_folder(folder: Path, name: str) -> ModelFiles:
         model_hash=_hash_model(config, [(file, _safetensors_data_offset(file)) for file in weight_files]),
         vocab_size=sizes.vocab_size,
         max_context=sizes.max_context,
-        eos_token_ids=_read_eos_token_ids(folder, sizes),
+        eos_token_ids=_possible(_read_eos_token_ids(folder, sizes), sizes),
     )
 
 
@@ -230,6 +230,11 @@ class _ConfigSizes(_EndTokens, kw_only=True):
     @property
     def max_context(self) -> int:
         return min(self.max_position_embeddings, self.sliding_window or self.max_position_embeddings)
+
+
+def _possible(token_ids: tuple[int, ...], sizes: _ConfigSizes) -> tuple[int, ...]:
+    """Those that the model can say: files name -1 for none, or tokens that were cut from the vocabulary."""
+    return tuple(token_id for token_id in token_ids if 0 <= token_id < sizes.vocab_size)
 
 
 class _WeightIndex(msgspec.Struct):

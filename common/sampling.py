@@ -1,11 +1,18 @@
 """A request's sampling parameters, and when its output is finished.
 
-The gateway validates what a client sent and fills every field; workers trust them.
+The gateway validates what a client sent and fills every field; workers take what the types here let through.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta
+
+Natural = Annotated[int, Meta(ge=0)]
+"""Also a token id; the worker knows which of them its model has."""
+NotNegative = Annotated[float, Meta(ge=0)]
 
 
 class FinishReason(StrEnum):
@@ -30,20 +37,20 @@ class SamplingParams:
     repetition_penalty covers prompt and output, presence and frequency penalty the output only.
     """
 
-    max_tokens: int
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int = 0
+    max_tokens: Natural
+    min_tokens: Natural = 0
+    temperature: NotNegative = 1.0
+    top_p: NotNegative = 1.0
+    top_k: Annotated[int, Meta(ge=0, le=2**31)] = 0
+    min_p: NotNegative = 0.0
+    seed: Natural = 0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
+    logit_bias: tuple[tuple[Natural, float], ...] = ()
     ignore_eos: bool = False
-    eos_token_ids: tuple[int, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    eos_token_ids: tuple[Natural, ...] = ()
+    stop_token_ids: tuple[Natural, ...] = ()
 
     @property
     def is_greedy(self) -> bool:

@@ -22,10 +22,14 @@ from common.sampling import FinishReason, SamplingParams
 WIRE_VERSION = 1
 MAX_HEADER_BYTES = 16 * 2**20
 """A header over this is refused unread. A prompt of a million tokens takes about 5 MiB."""
+MIN_CONTEXT = 2
+"""A prompt of one token, and one token of output."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 TokenIds = tuple[Count, ...]
+Address = Annotated[str, msgspec.Meta(pattern="^(tcp|ipc)://", max_length=300)]
+"""A ZeroMQ endpoint of a service. Its other transports are not for peers: they reach into this process, or abort it."""
 Buffer = bytes | bytearray | memoryview
 
 
@@ -45,7 +49,8 @@ class EndReason(StrEnum):
     LEASE_EXPIRED:  the handoff was neither fetched nor renewed in time
     TRANSFER:       the KV could not be pulled or was not what the descriptor said
     UNKNOWN:        the gateway asked about something that the worker does not have
-    TOO_LARGE:      can never fit into this worker's cache
+    TOO_LARGE:      can never fit into this worker's cache, or its model's context
+    REFUSED:        names tokens that the model does not have
     FAILED:         this request broke the step (for example, its logits are not finite)
     """
 
@@ -56,6 +61,7 @@ class EndReason(StrEnum):
     TRANSFER = "transfer"
     UNKNOWN = "unknown"
     TOO_LARGE = "too_large"
+    REFUSED = "refused"
     FAILED = "failed"
 
 
@@ -69,7 +75,7 @@ class KVSource:
     """
 
     peer: PeerId
-    data_address: str
+    data_address: Address
     shm_name: str
     shm_nonce: str
     layout: KVLayout
@@ -100,7 +106,7 @@ class WorkerStatus:
     """
 
     name: str
-    address: str
+    address: Address
     role: Role
     layout: KVLayout
     num_blocks: Count
@@ -114,6 +120,14 @@ class WorkerStatus:
     step_expected_s: Seconds
     counters: dict[str, float]
 
+    def __post_init__(self) -> None:
+        """Raises: ValueError where no worker could say so; `decode` makes a WireError of it."""
+        num_tokens = self.num_blocks * self.layout.block_size
+        if not MIN_CONTEXT <= self.max_context <= num_tokens:
+            raise ValueError(f"max_context must be {MIN_CONTEXT} to {num_tokens} (all blocks), got {self.max_context}")
+        if self.num_free_blocks > self.num_blocks:
+            raise ValueError(f"num_free_blocks must be at most {self.num_blocks}, got {self.num_free_blocks}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayStatus:
@@ -123,7 +137,7 @@ class GatewayStatus:
     """
 
     name: str
-    address: str
+    address: Address
     leases: tuple[tuple[RequestId, Count], ...]
 
 

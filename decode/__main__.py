@@ -4,7 +4,6 @@ from queue import SimpleQueue
 
 from common.config import DecodeCommand
 from common.engine.block_manager import BlockManager
-from common.engine.worker import WorkerIdentity
 from common.engine.worker_loop import Stop, WorkerLoop
 from common.engine.worker_main import load_engine, run_until_stopped, watch_gateways
 from common.links import Links
@@ -30,9 +29,10 @@ def run(command: DecodeCommand, channel: SupervisorChannel | None) -> int:
     )
     links = Links(engine.peer, options.bind, options.advertise_host, lambda _: loop.current_status(), inbox.put)
     blocks = BlockManager(engine.num_blocks, engine.layout.block_size)
-    identity = WorkerIdentity(engine.name, links.address, engine.layout, engine.num_blocks)
     loop: WorkerLoop[PullFinished, ReceiverEffect] = WorkerLoop(
-        DecodeService(identity, blocks, DecodeScheduler(blocks, max_num_seqs=command.decode.max_num_seqs)),
+        DecodeService(
+            engine.identity(links.address), blocks, DecodeScheduler(blocks, max_num_seqs=command.decode.max_num_seqs)
+        ),
         engine.runner,
         inbox=inbox,
         send=links.send,

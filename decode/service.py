@@ -78,10 +78,10 @@ class DecodeService:
         return superseded
 
     def _refuse(self, request: DecodeRequest) -> tuple[EndReason, str] | None:
-        kv, limit = request.kv, self._scheduler.max_context
-        num_tokens = len(request.prompt_token_ids) + request.sampling.max_tokens
-        if num_tokens > limit:
-            return EndReason.TOO_LARGE, f"this worker holds {limit} tokens, prompt and max_tokens are {num_tokens}"
+        kv = request.kv
+        num_output = max(request.sampling.max_tokens, len(request.output_token_ids) + 1)
+        if refusal := self._identity.refuse(request, len(request.prompt_token_ids) + num_output):
+            return refusal
         if mismatches := self._identity.layout.mismatches(kv.source.layout):
             return EndReason.TRANSFER, f"KV layouts differ, ours != theirs: {', '.join(mismatches)}"
         wanted = len(request.prompt_token_ids) + len(request.output_token_ids) - 1
@@ -196,7 +196,7 @@ class DecodeService:
             layout=self._identity.layout,
             num_blocks=self._identity.num_blocks,
             num_free_blocks=self._blocks.num_available,
-            max_context=self._scheduler.max_context,
+            max_context=self._identity.max_context,
             num_waiting=self._scheduler.num_waiting,
             num_waiting_tokens=self._scheduler.num_waiting_tokens,
             num_running=self._scheduler.num_running + self._scheduler.num_pulling,

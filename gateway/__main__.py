@@ -86,7 +86,7 @@ async def _serve(
     )
     links.start()
     limits = Limits(max_body_bytes=http.max_body_bytes, client_timeout_s=http.client_timeout)
-    metrics = GatewayMetrics(model.name, engine.workers)
+    metrics = GatewayMetrics(model.name, engine.workers, lambda: {**links.counters(), **engine.totals()})
     app = create_app(
         Api(backend=engine, model=model, limits=limits, metrics=metrics),
         version=_version(),

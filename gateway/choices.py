@@ -9,7 +9,7 @@ from typing import NamedTuple
 from common.metrics import ABORT, ERROR, SequenceTimer
 from common.sampling import Finish, FinishReason, SamplingParams
 from gateway.api import Api
-from gateway.backend import Generation
+from gateway.backend import Generation, Update
 from gateway.detokenizer import OutputText
 from gateway.tokenizer import Tokenizer
 
@@ -47,6 +47,21 @@ class Job:
     def num_prompt_tokens(self) -> int:
         """Once per prompt, however many samples it has."""
         return sum(len(prompt.token_ids) for prompt, _ in self.prompts)
+
+
+class NoGeneration:
+    """What an output of no tokens has for a generation: its end, at once."""
+
+    num_cached_tokens = 0
+
+    def __aiter__(self) -> "NoGeneration":
+        return self
+
+    async def __anext__(self) -> Update:
+        return Update((), Finish(FinishReason.LENGTH))
+
+    def cancel(self) -> None:
+        """Nobody works on it."""
 
 
 class Ended(NamedTuple):
@@ -132,7 +147,7 @@ def started(job: Job, api: Api, arrival_s: float) -> Generator[list[Choice]]:
     Raises: RequestError 429.
     """
     sequences = [(prompt, params) for prompt, samples in job.prompts for params in samples]
-    generations = api.backend.submit([(prompt.token_ids, params) for prompt, params in sequences])
+    generations = _submit(sequences, api)
     _count_request(job, api)
     tokenizer = api.model.tokenizer
     token_bytes = tokenizer.token_bytes(skip_special_tokens=job.text.skip_special_tokens)
@@ -146,6 +161,13 @@ def started(job: Job, api: Api, arrival_s: float) -> Generator[list[Choice]]:
     finally:
         for choice in choices:
             choice.cancel()
+
+
+def _submit(sequences: Sequence[tuple[Prompt, SamplingParams]], api: Api) -> Sequence[Generation]:
+    """No worker is needed for no tokens."""
+    if not any(params.max_tokens for _, params in sequences):
+        return [NoGeneration() for _ in sequences]
+    return api.backend.submit([(prompt.token_ids, params) for prompt, params in sequences])
 
 
 def _echo(prompt: Prompt, tokenizer: Tokenizer) -> str:

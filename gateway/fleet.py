@@ -74,19 +74,24 @@ class Fleet:
         found = "; ".join(f"{differences} of {', '.join(of)}" for differences, of in names.items())
         return f"no {other_role} worker has its KV layout: {found}"
 
+    def heard(self, peer: PeerId, now: float) -> None:
+        """It said anything at all, so it is alive."""
+        if worker := self._workers.get(peer):
+            worker.last_heard_s = now
+
     def note_draining(self, peer: PeerId) -> None:
         """It said so before its status does: until then it would be asked, and refuse, again and again."""
         if worker := self._workers.get(peer):
             worker.status = replace(worker.status, is_draining=True)
 
-    def remove(self, peer: PeerId) -> bool:
-        """It died, or messages between us were lost. It is back with its next status. False when unknown."""
-        return self._workers.pop(peer, None) is not None
+    def remove(self, peer: PeerId) -> Worker | None:
+        """It died, or messages between us were lost. It is back with its next status. None when unknown."""
+        return self._workers.pop(peer, None)
 
-    def pop_silent(self, now: float) -> list[PeerId]:
-        silent = [w.peer for w in self._workers.values() if now - w.last_heard_s > WORKER_TIMEOUT_S]
-        for peer in silent:
-            del self._workers[peer]
+    def pop_silent(self, now: float) -> list[Worker]:
+        silent = [worker for worker in self._workers.values() if now - worker.last_heard_s > WORKER_TIMEOUT_S]
+        for worker in silent:
+            del self._workers[worker.peer]
         self._known.pop_silent(now)
         return silent
 

@@ -24,12 +24,13 @@ class Request:
     """A client's request from submission to its terminal frame.
 
     Mutable state: output_token_ids is what the client was sent, over all attempts; the rest below
-    belongs to the current attempt, but for num_failures, computed_at and num_cached_tokens.
+    belongs to the current attempt, but for num_failures, failed_s, computed_at and num_cached_tokens.
 
     prefill:           the worker that computes the prompt or holds its KV
     decode:            the worker that pulls the KV and goes on
     computed_at:       the last prefill worker that had the prompt: its cache makes a resume cheap
     num_cached_tokens: of the prompt, at the first attempt that brought a token
+    failed_s:          when the latest failure came that counted; until then, when the request arrived
     """
 
     request_id: RequestId
@@ -37,6 +38,7 @@ class Request:
     sampling: SamplingParams
     arrival_s: float
     waiting_since_s: float
+    failed_s: float
     output_token_ids: list[int] = field(default_factory=list[int])
     attempt: int = 0
     phase: Phase = Phase.QUEUED
@@ -59,6 +61,18 @@ class Request:
         self.prefill = None if self.prefill == peer else self.prefill
         self.decode = None if self.decode == peer else self.decode
 
+    def may_have_killed(self, last_heard_s: float) -> bool:
+        """Whether a worker that died with this attempt, and was last heard of then, may have died of it.
+
+        Workers that die at once are learnt of one by one, and each time the request is sent on to another, which may
+        be dead already. So one that said nothing since the failure before belongs to the same incident.
+        """
+        return last_heard_s >= self.failed_s
+
+    def note_failure(self, now: float) -> None:
+        self.num_failures += 1
+        self.failed_s = now
+
     def begin_next_attempt(self, now: float) -> None:
         self.attempt += 1
         self.phase = Phase.QUEUED
@@ -73,7 +87,8 @@ class LifePolicy:
     request_timeout_s:    from arrival to the terminal frame
     no_worker_timeout_s:  wait of a request without a token for a pool without a worker
     resume_timeout_s:     the same wait in mid-stream
-    max_attempts:         failed attempts of one request (preemption and draining are none)
+    max_attempts:         failed attempts of one request: deaths of a worker that it may have caused, transfers that
+                          did not work; not preemption and draining
     """
 
     max_concurrent_requests: int

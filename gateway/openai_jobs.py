@@ -29,6 +29,8 @@ async def completion_job(body: CompletionBody, api: Api) -> Job:
     api.check_model(body.model)
     _check_stream_options(body)
     _check_best_of(body)
+    if body.max_tokens == 0 and not body.echo:
+        raise invalid("max_tokens must be at least 1 without echo, got 0", "max_tokens")
     max_context = api.backend.max_context
     max_tokens = check_max_tokens(body.max_tokens, _DEFAULT_COMPLETION_TOKENS, max_context, "max_tokens")
     add_special_tokens = body.add_special_tokens is not False

@@ -52,8 +52,9 @@ class SamplingBody(Struct, kw_only=True):
 
 
 class CompletionBody(SamplingBody, kw_only=True):
-    """POST /v1/completions."""
+    """POST /v1/completions. max_tokens may be 0 with echo: the prompt's text comes back, and nothing more."""
 
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
     prompt: str | list[str | int | list[int]]
     echo: bool | None = None
     best_of: Positive | None = None

@@ -26,7 +26,7 @@ from common.wire import (
     TokensEntry,
     WorkerStatus,
 )
-from gateway.fleet import Fleet
+from gateway.fleet import Fleet, Worker
 from gateway.life import LifePolicy, Phase, Request
 from gateway.router import pick_decode, pick_prefill
 
@@ -113,11 +113,12 @@ class Requests:
             case Abort(request_id):
                 return self._abort(request_id)
             case Received(peer, message):
+                self.fleet.heard(peer, now)
                 return self._receive(peer, message, now)
             case LinkLost(peer, reason):
-                return self._lose(peer, reason, now)
+                return self._lose(self.fleet.remove(peer), reason, now)
             case LinkFull(peer, _):
-                return self._lose(peer, "the worker does not read", now)
+                return self._lose(self.fleet.remove(peer), "the worker does not read", now)
             case Tick():
                 return self._tick(now)
 
@@ -129,6 +130,7 @@ class Requests:
             sampling=event.sampling,
             arrival_s=now,
             waiting_since_s=now,
+            failed_s=now,
         )
         self._requests[request.request_id] = request
         return self._route(request, now)
@@ -210,8 +212,9 @@ class Requests:
             return []
         match ended.reason:
             case EndReason.TOO_LARGE:
-                error = RequestError(400, ended.detail, code="context_length_exceeded")
-                return self._fail(request, error)
+                return self._fail(request, RequestError(400, ended.detail, code="context_length_exceeded"))
+            case EndReason.REFUSED:
+                return self._fail(request, RequestError(400, ended.detail))
             case EndReason.FAILED:
                 return self._fail(request, RequestError(500, ended.detail, type="internal_server_error"))
             case _:
@@ -221,15 +224,23 @@ class Requests:
                     self._retry(request, ended.detail, now, counts=ended.reason not in NOBODYS_FAULT) if needed else []
                 )
 
-    def _lose(self, peer: PeerId, reason: str, now: float) -> list[Effect]:
-        """A worker died or messages between us were lost: what it had of ours goes to its next attempt."""
-        self.fleet.remove(peer)
-        return [e for r in list(self._requests.values()) if r.depends_on(peer) for e in self._retry(r, reason, now)]
+    def _lose(self, worker: Worker | None, reason: str, now: float) -> list[Effect]:
+        """A worker died or messages between us were lost: what it had of ours goes to its next attempt.
+
+        None: it was lost before, and nothing was sent to it since.
+        """
+        if worker is None:
+            return []
+        effects: list[Effect] = []
+        for request in [r for r in self._requests.values() if r.depends_on(worker.peer)]:
+            effects += self._retry(request, reason, now, counts=request.may_have_killed(worker.last_heard_s))
+        return effects
 
     def _retry(self, request: Request, reason: str, now: float, *, counts: bool = True) -> list[Effect]:
         """The one way to go on after anything: drop this attempt, start the next from the tokens so far."""
         self.totals["retries"] += 1
-        request.num_failures += counts
+        if counts:
+            request.note_failure(now)
         if request.num_failures >= self._policy.max_attempts:
             message = f"gave up after {request.num_failures} attempts, the last one ended with: {reason}"
             error = RequestError(500, message, type="internal_server_error", code="too_many_attempts")
@@ -291,8 +302,8 @@ class Requests:
 
     def _tick(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        for peer in self.fleet.pop_silent(now):
-            effects += self._lose(peer, "the worker was silent for too long", now)
+        for worker in self.fleet.pop_silent(now):
+            effects += self._lose(worker, "the worker was silent for too long", now)
         for request in list(self._requests.values()):
             if error := self._policy.overdue(request, self.fleet.missing_pools(), now):
                 effects += self._fail(request, error)

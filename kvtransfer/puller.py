@@ -11,7 +11,6 @@
 import itertools
 import logging
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,7 +20,8 @@ import zmq
 from common.errors import BatonError, LayoutMismatch, TransferError, WireError
 from common.ids import PeerId, SequenceKey
 from common.kv_layout import KVLayout
-from common.link_socket import ConnectionChange, Wakeup
+from common.link_socket import ConnectionChange, max_connections
+from common.socket_thread import SocketThread
 from common.wire import Envelope, KVBlocks, KVSource, decode
 from kvtransfer.pull import Pull
 from kvtransfer.route import Mode, choose_route
@@ -64,47 +64,40 @@ class KVPuller:
         self._idle_s = idle_s
         self._counters = receiver_counters()
         self._effects: deque[ReceiverEffect] = deque()
-        self._wakeup = Wakeup()
-        self._is_closing = False
+        self._max_channels = max_connections()
         # The thread's:
         self._channels: dict[tuple[PeerId, str], SourceChannel] = {}
         self._channel_of: dict[SequenceKey, SourceChannel] = {}
         self._numbers = itertools.count(1)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = zmq.Poller()
-        self._thread = threading.Thread(target=self._run, name=f"kv puller {peer}", daemon=True)
+        self._thread = SocketThread(f"kv puller {peer}", self._run)
         self._thread.start()
 
     @property
     def is_alive(self) -> bool:
         """False after `close`, and when the thread died of a bug of ours."""
-        return self._thread.is_alive()
+        return self._thread.is_alive
 
     def apply(self, effect: ReceiverEffect) -> None:
         self._effects.append(effect)
-        self._wakeup.set()
+        self._thread.wakeup.set()
 
     def counters(self) -> dict[str, float]:
         return self._counters.totals()
 
     def close(self) -> None:
         """End all pulls with an error, and the thread. Idempotent."""
-        assert threading.current_thread() is not self._thread, "close would wait for itself"
-        self._is_closing = True
-        self._wakeup.set()
-        self._thread.join()
+        self._thread.close()
 
     # All below runs in the thread.
 
     def _run(self) -> None:
-        self._poller.register(self._wakeup.fileno, zmq.POLLIN)
+        self._poller.register(self._thread.wakeup.fileno, zmq.POLLIN)
         try:
-            while not self._is_closing:
+            while not self._thread.is_closing:
                 self._turn()
         finally:
             self._end_all()
-            self._context.term()
-            self._wakeup.close()
 
     def _end_all(self) -> None:
         for channel in list(self._channels.values()):
@@ -115,8 +108,8 @@ class KVPuller:
 
     def _turn(self) -> None:
         ready = dict(self._poller.poll(self._next_timeout_ms()))
-        if self._wakeup.fileno in ready:
-            self._wakeup.clear()
+        if self._thread.wakeup.fileno in ready:
+            self._thread.wakeup.clear()
         while self._effects:
             self._apply(self._effects.popleft())
         for channel in list(self._channels.values()):
@@ -168,10 +161,12 @@ class KVPuller:
         name = (source.peer, source.data_address)
         if name in self._channels:
             return self._channels[name]
+        if len(self._channels) >= self._max_channels:
+            raise TransferError(f"cannot connect to {source.peer}: there are {len(self._channels)} sources already")
         route = choose_route(self._mode, source)
         if source.shm_name and route.with_data and self._mode != "tcp":
             self._counters.add("kv_shm_unavailable")
-        channel = SourceChannel(self._context, self._peer, source, route)
+        channel = SourceChannel(self._thread.context, self._peer, source, route)
         self._channels[name] = channel
         self._poller.register(channel.connection.socket, zmq.POLLIN)
         self._poller.register(channel.connection.monitor, zmq.POLLIN)

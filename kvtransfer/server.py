@@ -16,7 +16,8 @@ import zmq
 from common.errors import ConfigError, WireError
 from common.ids import BlockId, PeerId, SequenceKey
 from common.kv_layout import KVLayout
-from common.link_socket import Wakeup, bind, set_options
+from common.link_socket import bind, set_options
+from common.socket_thread import SocketThread
 from common.wire import MAX_HEADER_BYTES, Envelope, KVBlocks, KVFetch, KVRelease, KVSource, decode, encode
 from kvtransfer.shm import SharedSegment
 from kvtransfer.transfer_counters import sender_counters
@@ -56,15 +57,15 @@ class KVServer:
         self._counters = sender_counters()
         self._lock = threading.Lock()
         self._published: dict[SequenceKey, set[BlockId]] = {}  # guarded by _lock
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
+        self._thread = SocketThread(f"kv server {peer}", self._run)
+        self._socket = self._thread.context.socket(zmq.ROUTER)
         set_options(self._socket, MAX_UNSENT_RUNS)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_HEADER_BYTES)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         try:
             address = bind(self._socket, bind_to, advertise_host or "")
         except ConfigError:
-            self._context.destroy(linger=0)
+            self._thread.close()
             raise
         self._source = KVSource(
             peer=peer,
@@ -74,9 +75,6 @@ class KVServer:
             layout=layout,
             num_blocks=memory.nbytes // layout.block_bytes,
         )
-        self._wakeup = Wakeup()
-        self._is_closing = False
-        self._thread = threading.Thread(target=self._run, name=f"kv server {peer}", daemon=True)
         self._thread.start()
 
     @property
@@ -86,7 +84,7 @@ class KVServer:
     @property
     def is_alive(self) -> bool:
         """False after `close`, and when the thread died of a bug of ours."""
-        return self._thread.is_alive()
+        return self._thread.is_alive
 
     def apply(self, effect: SenderEffect) -> None:
         """Any thread. Blocks of one key that are published one after the other add up."""
@@ -103,25 +101,17 @@ class KVServer:
 
     def close(self) -> None:
         """Stop the thread. What was not sent yet is dropped, and no view of the memory is left. Idempotent."""
-        assert threading.current_thread() is not self._thread, "close would wait for itself"
-        self._is_closing = True
-        self._wakeup.set()
-        self._thread.join()
+        self._thread.close()
 
     # All below runs in the thread.
 
     def _run(self) -> None:
         poller = zmq.Poller()
-        poller.register(self._wakeup.fileno, zmq.POLLIN)
+        poller.register(self._thread.wakeup.fileno, zmq.POLLIN)
         poller.register(self._socket, zmq.POLLIN)
-        try:
-            while not self._is_closing:
-                if self._socket in dict(poller.poll()):
-                    self._receive()
-        finally:
-            self._socket.close(linger=0)
-            self._context.term()
-            self._wakeup.close()
+        while not self._thread.is_closing:
+            if self._socket in dict(poller.poll()):
+                self._receive()
 
     def _receive(self) -> None:
         identity, *frames = self._socket.recv_multipart()

@@ -26,7 +26,7 @@ class SourceChannel:
     """
 
     def __init__(self, context: "zmq.Context[Any]", me: PeerId, source: KVSource, route: Route) -> None:
-        """Raises: ConfigError when the source's address is not one."""
+        """Raises: ConfigError when the source's address is not one, or there are no sockets left."""
         self.source = source
         self.route = route
         self.connection = Connection(context, zmq.DEALER, source.data_address, MAX_QUEUED)

@@ -5,7 +5,6 @@ from queue import SimpleQueue
 
 from common.config import PrefillCommand
 from common.engine.block_manager import BlockManager
-from common.engine.worker import WorkerIdentity
 from common.engine.worker_loop import Stop, WorkerLoop
 from common.engine.worker_main import load_engine, run_until_stopped, watch_gateways
 from common.errors import ConfigError
@@ -27,6 +26,8 @@ def run(command: PrefillCommand, channel: SupervisorChannel | None) -> int:
     """Serve until stopped; return the exit code. Raises: ConfigError, ModelError when it cannot start."""
     options = command.worker
     set_up_logging(options.name or "prefill", command.log.log_level, command.log.log_format)
+    for name in remove_dead_segments():  # their memory counts as used
+        logger.info("removed %s, whose worker is gone", name)
     segments: list[SharedSegment] = []
 
     def allocate(num_bytes: int) -> memoryview | None:
@@ -52,9 +53,8 @@ def run(command: PrefillCommand, channel: SupervisorChannel | None) -> int:
             max_step_s=command.prefill.max_step_ms / 1000,
             lease_s=command.prefill.kv_lease,
         )
-        identity = WorkerIdentity(engine.name, links.address, engine.layout, engine.num_blocks)
         loop: WorkerLoop[KVReleased, SenderEffect] = WorkerLoop(
-            PrefillService(identity, server.source, blocks, scheduler),
+            PrefillService(engine.identity(links.address), server.source, blocks, scheduler),
             engine.runner,
             inbox=inbox,
             send=links.send,
@@ -80,8 +80,6 @@ def _share_memory(num_bytes: int, transport: str) -> SharedSegment | None:
     """
     if transport == "tcp":
         return None
-    for name in remove_dead_segments():
-        logger.info("removed %s, whose worker is gone", name)
     try:
         return SharedSegment(num_bytes)
     except ConfigError as error:

@@ -76,12 +76,11 @@ class PrefillService:
         key = SequenceKey(request.request_id, request.attempt)
         if self._gateways.is_cancelled(key) or self._scheduler.get(key):
             return []
-        num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
         if self._is_draining:
             return [ended(peer, key, EndReason.DRAINING, "this worker is draining")]
-        if not 0 < num_tokens <= self._scheduler.max_context:
-            detail = f"this worker holds 1 to {self._scheduler.max_context} tokens, got {num_tokens}"
-            return [ended(peer, key, EndReason.TOO_LARGE, detail)]
+        num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
+        if refusal := self._identity.refuse(request, num_tokens):
+            return [ended(peer, key, *refusal)]
         superseded = self._cancel(SequenceKey(key.request_id, key.attempt - 1)) if key.attempt else []
         self._scheduler.add(request, peer, now)
         return superseded
@@ -191,7 +190,7 @@ class PrefillService:
             layout=self._identity.layout,
             num_blocks=self._identity.num_blocks,
             num_free_blocks=self._blocks.num_available,
-            max_context=self._scheduler.max_context,
+            max_context=self._identity.max_context,
             num_waiting=self._scheduler.num_waiting,
             num_waiting_tokens=self._scheduler.num_unfinished_tokens,
             num_running=self._scheduler.num_running + self._scheduler.num_handoffs,

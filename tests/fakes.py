@@ -11,6 +11,7 @@ from common.kv_layout import KVLayout
 from common.sampling import SamplingParams
 
 VOCAB_SIZE = 50_000
+MAX_MODEL_LEN = 10_000
 TOKEN_BYTES = 4
 
 

@@ -1,6 +1,7 @@
 """What the prefill and the decode service have in common. Pure: no torch, no sockets, no clock."""
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol, TypeVar
 
 from common.engine.step import StepPlan, StepResult
@@ -8,7 +9,7 @@ from common.ids import PeerId, SequenceKey
 from common.kv_layout import KVLayout
 from common.peers import LivePeers, Tombstones
 from common.service import LinkEvent, Send, Tick
-from common.wire import Control, Ended, EndReason, WorkerStatus
+from common.wire import Control, DecodeRequest, Ended, EndReason, PrefillRequest, WorkerStatus
 
 GATEWAY_TIMEOUT_S = 5.0
 """A gateway that is silent for this long is gone, and so is what it asked for."""
@@ -47,12 +48,41 @@ class WorkerService(Protocol[EventT, EffectT]):
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
-    """What stays the same about a worker for its whole life."""
+    """What stays the same about a worker for its whole life.
+
+    max_model_len: tokens of the longest sequence that its model takes
+    """
 
     name: str
     address: str
     layout: KVLayout
     num_blocks: int
+    vocab_size: int
+    max_model_len: int
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of the longest sequence that it can ever hold."""
+        return min(self.max_model_len, self.num_blocks * self.layout.block_size)
+
+    def refuse(self, request: PrefillRequest | DecodeRequest, num_tokens: int) -> tuple[EndReason, str] | None:
+        """Why a sequence that becomes so long can never be computed here; None when it can.
+
+        A step computes all its sequences or none, so one that would break it must not get into it.
+        """
+        if not 0 < num_tokens <= self.max_context:
+            return EndReason.TOO_LARGE, f"this worker holds 1 to {self.max_context} tokens, got {num_tokens}"
+        sampling = request.sampling
+        largest = max(
+            chain(
+                *(request.prompt_token_ids, request.output_token_ids, sampling.eos_token_ids, sampling.stop_token_ids),
+                (token_id for token_id, _ in sampling.logit_bias),
+            ),
+            default=0,
+        )
+        if largest >= self.vocab_size:
+            return EndReason.REFUSED, f"the model has {self.vocab_size} tokens, got token id {largest}"
+        return None
 
 
 class Gateways:

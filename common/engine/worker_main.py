@@ -21,6 +21,7 @@ from common.engine.gateway_watch import GatewayWatch
 from common.engine.kv_cache import KVCache, kv_layout, num_blocks_for
 from common.engine.model_config import read_model_config
 from common.engine.runner import ModelRunner, load_runner, resolve_dtype
+from common.engine.worker import WorkerIdentity
 from common.engine.worker_loop import Stop, WorkerLoop
 from common.errors import ConfigError
 from common.ids import PeerId
@@ -30,7 +31,7 @@ from common.machine import num_available_cores, num_free_bytes
 from common.model_files import find_model, longest_sequence
 from common.reachability import why_unreachable
 from common.supervisor.channel import SupervisorChannel
-from common.wire import Role
+from common.wire import MIN_CONTEXT, Role
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,8 @@ class Engine:
     name: str
     layout: KVLayout
     num_blocks: int
+    vocab_size: int
+    max_model_len: int
     cache: KVCache
     runner: ModelRunner
     board: CoreBoard | None
@@ -57,6 +60,10 @@ class Engine:
     def on_tick(self) -> None:
         if self.board:
             self.board.refresh()
+
+    def identity(self, address: str) -> WorkerIdentity:
+        """Of the worker whose inbox is at this address."""
+        return WorkerIdentity(self.name, address, self.layout, self.num_blocks, self.vocab_size, self.max_model_len)
 
 
 def load_engine(
@@ -78,8 +85,10 @@ def load_engine(
     config = read_model_config(files)
     layout = kv_layout(config, resolve_dtype(model.dtype), worker.block_size, files.model_hash)
     max_model_len = longest_sequence(files, model.max_model_len)
+    if max_model_len < MIN_CONTEXT:
+        raise ConfigError(f"max_model_len must be at least {MIN_CONTEXT}, got {max_model_len}")
     num_blocks = _size_cache(layout, worker.kv_cache_memory, max_model_len)
-    cache = KVCache(layout, num_blocks, allocate(num_blocks * layout.block_bytes))
+    cache = _allocate_cache(layout, num_blocks, allocate)
     name = worker.name or f"{role}-{socket.gethostname()}-{os.getpid()}"
     report = channel.progress if channel else _no_progress
     runner = load_runner(
@@ -93,7 +102,8 @@ def load_engine(
         *(files.name, role, layout.dtype, num_blocks, num_blocks * layout.block_size),
         *(num_blocks * layout.block_bytes / 1e6, runner.ops_name, num_cores),
     )
-    return Engine(PeerId(f"{name}#{secrets.token_hex(4)}"), name, layout, num_blocks, cache, runner, board)
+    peer = PeerId(f"{name}#{secrets.token_hex(4)}")
+    return Engine(peer, name, layout, num_blocks, config.vocab_size, max_model_len, cache, runner, board)
 
 
 def _no_progress(what: str, fraction: float | None = None) -> None:
@@ -103,13 +113,17 @@ def _no_progress(what: str, fraction: float | None = None) -> None:
 def _size_cache(layout: KVLayout, wanted_bytes: int, max_model_len: int) -> int:
     """Blocks of the cache: as many as asked for, else a share of the free memory.
 
-    Raises: ConfigError when not even one sequence of a few tokens fits.
+    Raises: ConfigError when there is not so much, or not even one sequence of a few tokens fits.
     """
+    free_bytes = num_free_bytes()
+    if wanted_bytes > free_bytes:
+        wanted, free = (f"{num_bytes / 1e9:.1f} GB" for num_bytes in (wanted_bytes, free_bytes))
+        raise ConfigError(f"kv_cache_memory must fit into the {free} that are free, got {wanted}")
     if wanted_bytes:
         num_blocks = num_blocks_for(layout, wanted_bytes)
     else:
         useful = -(-max(AUTO_MAX_TOKENS, max_model_len) // layout.block_size)
-        num_blocks = min(useful, num_blocks_for(layout, int(num_free_bytes() * AUTO_MEMORY_SHARE)))
+        num_blocks = min(useful, num_blocks_for(layout, int(free_bytes * AUTO_MEMORY_SHARE)))
     if num_blocks < 2:
         raise ConfigError(
             f"kv_cache_memory must hold at least 2 blocks of {layout.block_bytes} bytes, it holds {num_blocks}"
@@ -120,6 +134,15 @@ def _size_cache(layout: KVLayout, wanted_bytes: int, max_model_len: int) -> int:
             *(num_blocks * layout.block_size, max_model_len),
         )
     return num_blocks
+
+
+def _allocate_cache(layout: KVLayout, num_blocks: int, allocate: Callable[[int], mmap | memoryview | None]) -> KVCache:
+    """Raises: ConfigError when this process may not have so much, whatever is free."""
+    num_bytes = num_blocks * layout.block_bytes
+    try:
+        return KVCache(layout, num_blocks, allocate(num_bytes))
+    except OSError as error:
+        raise ConfigError(f"kv_cache_memory: cannot allocate {num_bytes / 1e9:.1f} GB: {error}") from error
 
 
 def watch_gateways(addresses: Sequence[str]) -> GatewayWatch:

@@ -100,3 +100,25 @@ def test_workers_drop_what_a_killed_gateway_asked_for_and_serve_the_next_one(sta
     stack.wait_until_restarted("gateway", old_pid)
     stack.wait_until_at_rest(NUM_WORKERS)
     assert ask(stack.url, requests[0])["usage"]["completion_tokens"] == NUM_TOKENS
+
+
+def kill_all_workers(stack: Stack) -> None:
+    for name in ("prefill-0", "decode-0", "prefill-1", "decode-1"):
+        stack.signal(name, signal.SIGKILL)
+
+
+def test_streams_go_on_when_all_workers_are_killed_at_once(stack: Stack) -> None:
+    """However few attempts a request has: it is one incident."""
+    requests = bodies(first=200, num_prompt=40, num_tokens=NUM_TOKENS)
+    counted = ("baton_gateway_retries_total", "baton_gateway_links_lost_connection_total")
+    before = [stack.metric(name) for name in counted]
+    streams = stream_all(stack.url, requests, when=[(NUM_SEEN, lambda: kill_all_workers(stack))])
+    retries, losses = (stack.metric(name) - old for name, old in zip(counted, before, strict=True))
+    assert retries >= NUM_REQUESTS
+    assert losses >= NUM_WORKERS
+    check_against_undisturbed(stack, requests, streams)
+
+
+def test_a_request_waits_for_workers_that_are_being_started_again(stack: Stack) -> None:
+    kill_all_workers(stack)
+    assert ask(stack.url, completion([1, 2, 3], max_tokens=5))["usage"]["completion_tokens"] == 5

@@ -35,3 +35,15 @@ def test_an_unsupported_architecture_is_refused_at_start_by_name(tmp_path: Path)
         serve.close()
     assert "LlamaForCausalLM" in told
     assert "MistralForCausalLM" in told
+
+
+def test_a_cache_larger_than_the_memory_is_refused_at_start_with_both_sizes(tmp_path: Path) -> None:
+    save_tiny(tmp_path / "model")
+    options = (f"--model={tmp_path / 'model'}", "--kv-cache-memory=10TB", f"--log-dir={tmp_path}")
+    serve = Command("serve", "--port=0", *options)
+    try:
+        told = serve.wait_for(r"(.*kv_cache_memory.*)", START_S)
+        assert serve.wait(START_S) == 2
+    finally:
+        serve.close()
+    assert "that are free, got 10000.0 GB" in told

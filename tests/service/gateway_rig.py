@@ -33,7 +33,7 @@ class Gateway:
 
     def __init__(self, model: ServedModel, *, limits: Limits | None = None, api_keys: tuple[str, ...] = ()) -> None:
         self.backend = FakeBackend(MAX_CONTEXT)
-        self.metrics = GatewayMetrics(model.name, self.backend.workers)
+        self.metrics = GatewayMetrics(model.name, self.backend.workers, dict)
         api = Api(backend=self.backend, model=model, limits=limits or Limits(), metrics=self.metrics)
         app = create_app(api, version="1.2.3", api_keys=api_keys)
         self._server = _Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))

@@ -225,9 +225,14 @@ def test_an_unknown_model_is_404(gateway: Gateway) -> None:
 
 
 def test_an_unknown_path_is_404_and_a_wrong_method_405(gateway: Gateway) -> None:
-    for response, status in ((gateway.client.get("/nothing"), 404), (gateway.client.get("/v1/completions"), 405)):
-        assert response.status_code == status
+    wrong = {"/nothing": 404, "/v1/completions": 405, "/v1/completions/": 404, "/health/": 404}
+    for path, status in wrong.items():
+        response = gateway.client.get(path)
+        assert response.status_code == status, path
         error_of(response)
+    response = gateway.client.post("/v1/completions/", json={"prompt": "Hello"})
+    assert response.status_code == 404
+    error_of(response)
 
 
 def test_too_many_requests_are_429_and_say_when_to_come_back(gateway: Gateway) -> None:

@@ -207,3 +207,39 @@ def test_the_official_client_streams_and_completes(gateway: Gateway) -> None:
         assert [model.id for model in client.models.list()] == ["smollm2"]
         with pytest.raises(openai.NotFoundError):
             client.completions.create(model="other", prompt="x")
+
+
+def test_echo_without_tokens_gives_the_prompt_back_and_needs_no_worker(gateway: Gateway) -> None:
+    body = {"prompt": ["Hello, my name is", "naïve 🙂\n"], "n": 2, "echo": True, "max_tokens": 0, "stop": "name"}
+    answer = gateway.complete(**body).json()
+    wanted = ["Hello, my name is"] * 2 + ["naïve 🙂\n"] * 2
+    assert [choice["text"] for choice in answer["choices"]] == wanted
+    assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
+    usage = answer["usage"]
+    assert (usage["completion_tokens"], usage["total_tokens"]) == (0, usage["prompt_tokens"])
+    chunks = events(gateway.complete(**body, stream=True))
+    assert [streamed_text(chunks, index) for index in range(4)] == wanted
+    assert gateway.backend.submitted == []
+
+
+def test_echo_without_tokens_of_token_ids_gives_their_text_and_no_new_ids(gateway: Gateway) -> None:
+    body = {"prompt": [5022, 5022], "echo": True, "max_tokens": 0, "return_token_ids": True}
+    (choice,) = gateway.complete(**body).json()["choices"]
+    assert (choice["text"], choice["prompt_token_ids"], choice["token_ids"]) == (" ST ST", [5022, 5022], [])
+
+
+def test_an_output_of_no_tokens_leaves_the_gauges_at_rest(gateway: Gateway) -> None:
+    for stream in (False, True):
+        gateway.complete(echo=True, max_tokens=0, stream=stream)
+    text = gateway.client.get("/metrics").text
+    assert 'vllm:num_requests_waiting{model_name="smollm2"} 0.0' in text
+    assert 'vllm:num_requests_running{model_name="smollm2"} 0.0' in text
+
+
+def test_no_tokens_without_echo_are_refused(gateway: Gateway) -> None:
+    for response in (gateway.complete(max_tokens=0), gateway.complete(max_tokens=0, echo=False)):
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "max_tokens"
+    assert gateway.complete(max_tokens=-1, echo=True).status_code == 400
+    assert gateway.chat(max_tokens=0).status_code == 400
+    assert gateway.complete(prompt="", echo=True, max_tokens=0).status_code == 400

@@ -144,6 +144,20 @@ def test_an_address_that_is_none_ends_the_pull(rig: Rig) -> None:
     assert "cannot connect to 'nonsense'" in rig.wait(key(1)).error
 
 
+def test_sources_beyond_the_limit_are_refused_and_the_others_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtransfer.puller.max_connections", lambda: 1)
+    rig = Rig("tcp")
+    try:
+        rig.pull(key(1), [1])
+        assert rig.wait(key(1)).error == ""
+        rig.pull(key(2), [2], replace(rig.source, peer=PeerId("prefill#2")))
+        assert "there are 1 sources already" in rig.wait(key(2)).error
+        rig.pull(key(3), [3])
+        assert rig.wait(key(3)).error == ""
+    finally:
+        rig.close()
+
+
 def test_repeated_source_blocks_end_the_pull(rig: Rig) -> None:
     rig.pull(key(1), [1, 2, 1])
     assert "each block can be pulled once" in rig.wait(key(1)).error

@@ -31,7 +31,12 @@ from tests.service.kv_rig import BLOCK_BYTES, LAYOUT, block, key
 NUM_BLOCKS = 8
 SENT = memoryview(b"".join(bytes([number + 1]) * BLOCK_BYTES for number in range(NUM_BLOCKS)))
 SOURCE = KVSource(
-    peer=PeerId("prefill#1"), data_address="", shm_name="", shm_nonce="", layout=LAYOUT, num_blocks=NUM_BLOCKS
+    peer=PeerId("prefill#1"),
+    data_address="tcp://prefill:1",
+    shm_name="",
+    shm_nonce="",
+    layout=LAYOUT,
+    num_blocks=NUM_BLOCKS,
 )
 
 

@@ -5,7 +5,6 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,34 +12,10 @@ from common.errors import ConfigError
 from common.ids import PeerId, RequestId
 from common.link_out import MAX_OUTBOX
 from common.links import STATUS_S, Links
-from common.wire import Buffer, Cancel, Envelope, GatewayStatus, KVRelease, LinkBroken, encode
+from common.wire import Buffer, Cancel, Envelope, GatewayStatus, LinkBroken, encode
 from tests.service.link_nodes import DEADLINE_S, Node, RawPeer, Relay, cancel, connect
 
 ENDPOINTS = ["tcp://127.0.0.1:*", "ipc://*"]
-
-
-@pytest.fixture
-def nodes() -> Iterator[list[Node]]:
-    """Nodes put in here are closed at the end."""
-    opened: list[Node] = []
-    yield opened
-    for node in opened:
-        node.links.close()
-
-
-@pytest.fixture
-def raw() -> Iterator[RawPeer]:
-    peer = RawPeer()
-    yield peer
-    peer.close()
-
-
-@pytest.fixture
-def node(nodes: list[Node], raw: RawPeer) -> Node:
-    """A node to which the raw peer has a connection."""
-    nodes.append(Node("node"))
-    raw.connect(nodes[0].address)
-    return nodes[0]
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
@@ -285,15 +260,6 @@ def test_malformed_frames_are_counted_and_logged_at_most_once_a_second(
     assert node.links.counters()["links_refused_malformed"] == len(bad)
     assert 1 <= len(caplog.records) <= 5
     assert node.order_from(raw.id) == [1]
-
-
-def test_data_messages_and_bad_addresses_are_refused(node: Node, raw: RawPeer) -> None:
-    raw.send(node.id, 1, KVRelease(request_id=cancel(1).request_id, attempt=1))
-    raw.send(node.id, 0, GatewayStatus(name="raw", address="nonsense", leases=()))
-    raw.send(node.id, 1, cancel(1))
-    node.wait_number(raw.id, 1)
-    assert node.links.counters()["links_refused_misplaced"] == 1
-    assert node.links.counters()["links_refused_malformed"] == 1
 
 
 def test_an_inbox_that_cannot_be_bound_is_an_operator_s_error(nodes: list[Node]) -> None:

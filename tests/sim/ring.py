@@ -21,7 +21,7 @@ from tests.sim.clock import Clock
 from tests.sim.network import Network
 from tests.sim.worker import GATEWAY, STATUS_S, Worker
 
-BREAK_NOTICED_S = 0.05
+BREAK_NOTICED_S = 0.1
 
 
 @dataclass
@@ -85,7 +85,8 @@ class World:
         """It is gone, with everything on the way to and from it; the broken connection is noticed a little later."""
         del self.workers[worker.peer]
         lost = LinkLost(worker.peer, "connection broken")
-        self.clock.after(BREAK_NOTICED_S, lambda: self.when_awake(GATEWAY, lambda: self._gateway_hears(lost)))
+        noticed_s = self.random.uniform(0, BREAK_NOTICED_S)
+        self.clock.after(noticed_s, lambda: self.when_awake(GATEWAY, lambda: self._gateway_hears(lost)))
 
     def restart(self, worker: Worker) -> Worker:
         """It dies, and another incarnation is there before anybody has noticed."""
@@ -171,7 +172,7 @@ class World:
         if self.is_frozen(GATEWAY):
             return
         for peer in list(self.workers):
-            status = GatewayStatus(name="gateway", address="sim", leases=self.requests.leases(peer))
+            status = GatewayStatus(name="gateway", address="tcp://gateway:1", leases=self.requests.leases(peer))
             self.network.send(GATEWAY, peer, status)
 
     def _refuse(self, name: str, problem: str) -> None:

@@ -112,6 +112,28 @@ def test_streams_go_on_when_a_worker_dies(role: Role, seed: int) -> None:
     assert_at_rest(world)
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_streams_go_on_when_all_workers_die_at_once_and_come_back(seed: int) -> None:
+    """The gateway learns of the deaths one by one, in any order, and resumes what it can at workers that are dead."""
+    world = make_world(seed)
+    start_pools(world, num_prefill=2, num_decode=2)
+    random = Random(seed)
+    requests = []
+    for index in range(6):
+        sampling = SamplingParams(max_tokens=random.randint(2, 60), temperature=index % 2, seed=index)
+        tokens = prompt(index, random.randint(1, 60))
+        requests.append((world.submit(f"r{index}", tokens, sampling), expected_tokens(tokens, sampling)))
+        world.run_for(random.uniform(0.0, 0.1))
+    for worker in random.sample([*world.workers.values()], k=4):
+        world.kill(worker)
+        world.clock.after(random.uniform(1.0, 4.0), lambda worker=worker: world.start_worker(worker.role, worker.name))
+    world.run_until_ended()
+    for client, expected in requests:
+        assert client.error is None
+        assert client.token_ids == expected
+    assert_at_rest(world)
+
+
 def test_constant_preemption_yields_the_same_tokens() -> None:
     world = make_world()
     world.start_worker(Role.PREFILL, "prefill", num_blocks=40)

@@ -17,7 +17,7 @@ from decode.service import DecodeService
 from kvtransfer.transport import AbortPull, KVReleased, Publish, PullFinished, SendRelease, StartPull, Withdraw
 from prefill.scheduler import PrefillScheduler
 from prefill.service import PrefillService
-from tests.fakes import FakeRunner, fake_layout
+from tests.fakes import MAX_MODEL_LEN, VOCAB_SIZE, FakeRunner, fake_layout
 from tests.sim.network import MAX_DELAY_S
 
 if TYPE_CHECKING:
@@ -42,12 +42,17 @@ class Worker:
         self.runner = FakeRunner(num_blocks, layout)
         self.blocks = BlockManager(num_blocks, layout.block_size)
         self.name = peer.split("#")[0]
-        identity = WorkerIdentity(self.name, f"sim://{peer}", layout, num_blocks)
+        identity = WorkerIdentity(self.name, f"tcp://{peer}:1", layout, num_blocks, VOCAB_SIZE, MAX_MODEL_LEN)
         # The drivers are typed by role; here one class plays both, so what a service takes is unknown to types.
         self.service: Any
         if role is Role.PREFILL:
             source = KVSource(
-                peer=peer, data_address="", shm_name="", shm_nonce="", layout=layout, num_blocks=num_blocks
+                peer=peer,
+                data_address="tcp://prefill:1",
+                shm_name="",
+                shm_nonce="",
+                layout=layout,
+                num_blocks=num_blocks,
             )
             scheduler = PrefillScheduler(self.blocks, max_batch_tokens=max_batch_tokens, max_step_s=0, lease_s=LEASE_S)
             self.service = PrefillService(identity, source, self.blocks, scheduler)

@@ -50,5 +50,5 @@ def make_api(*, model: ServedModel | None = None, max_context: int = MAX_CONTEXT
         backend=backend,
         model=model or make_model(),
         limits=limits or Limits(),
-        metrics=GatewayMetrics("bytes", backend.workers),
+        metrics=GatewayMetrics("bytes", backend.workers, dict),
     )

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 import baton
-from common.config import COMMANDS, ServeCommand, known_variables, offered_options, parse_command
+from common.config import COMMANDS, GatewayOptions, ServeCommand, known_variables, offered_options, parse_command
 from common.errors import ConfigError
 from common.flags_reference import flags_reference
+from common.supervisor.policy import MAX_DELAY_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,6 +43,12 @@ def test_values_of_one_flag_name_mean_the_same_in_every_command() -> None:
         for option in offered_options(command):
             kinds.setdefault(option.variable, set()).add((option.kind, option.choices))
     assert {variable for variable, found in kinds.items() if len(found) > 1} == set()
+
+
+def test_a_request_waits_for_as_long_as_a_worker_takes_to_be_started_again() -> None:
+    """In mid-stream or before: the supervisor's longest delay, and as long again to load the model."""
+    options = GatewayOptions()
+    assert min(options.no_worker_timeout, options.resume_timeout) > 2 * MAX_DELAY_S
 
 
 def test_the_flags_page_is_what_make_docs_writes() -> None:

@@ -16,7 +16,7 @@ from gateway.engine import EngineGeneration, GatewayEngine
 from gateway.fleet import Fleet
 from gateway.requests import Effect, Event, Requests
 from tests.fakes import expected_tokens
-from tests.unit.test_requests import D0, GREEDY, P0, POLICY, PROMPT, prefill_done, status, tokens
+from tests.unit.requests_rig import D0, GREEDY, P0, POLICY, PROMPT, prefill_done, status, tokens
 
 
 class Rig:
@@ -34,7 +34,7 @@ class Rig:
             1000,
             send=self._send,
             is_healthy=lambda: self.is_healthy,
-            address="sim",
+            address="tcp://gateway:1",
         )
 
     def _send(self, peer: PeerId, message: Control) -> bool:

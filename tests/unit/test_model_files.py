@@ -81,6 +81,11 @@ def test_weights_may_lie_in_several_files(tmp_path: Path) -> None:
             find_model(str(folder))
 
 
+def test_end_tokens_that_the_model_does_not_have_are_none(tmp_path: Path) -> None:
+    assert find_model(str(make_folder(tmp_path / "none", eos_token_id=-1))).eos_token_ids == ()
+    assert find_model(str(make_folder(tmp_path / "some", eos_token_id=[10, 3, -1, 9]))).eos_token_ids == (3, 9)
+
+
 def test_the_identity_is_of_config_and_weights_and_not_of_the_path(tmp_path: Path) -> None:
     one, two = make_folder(tmp_path / "one"), make_folder(tmp_path / "two")
     assert find_model(str(one)).model_hash == find_model(str(two)).model_hash

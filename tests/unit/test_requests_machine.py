@@ -20,7 +20,7 @@ from common.wire import (
 )
 from gateway.fleet import WORKER_TIMEOUT_S
 from gateway.requests import Abort
-from tests.unit.test_requests import POLICY, Bench, Client, descriptor, prefill_done, tokens
+from tests.unit.requests_rig import POLICY, Bench, Client, descriptor, prefill_done, tokens
 
 STRANGER = PeerId("stranger#1")
 NO_REQUEST = RequestId("nobody")

@@ -18,7 +18,7 @@ from common.wire import Cancel, Control, Role, WorkerStatus
 from gateway.fleet import NO_MATCH, WORKER_TIMEOUT_S, Fleet, Worker
 from gateway.router import pick_decode, pick_prefill
 from tests.fakes import fake_layout
-from tests.unit.test_requests import D0, D1, P0, P1, status
+from tests.unit.requests_rig import D0, D1, P0, P1, status
 
 PARAMS = SamplingParams(max_tokens=3, eos_token_ids=(2,), stop_token_ids=(7,))
 
@@ -111,7 +111,7 @@ def test_silent_workers_are_forgotten() -> None:
     fleet.observe(P0, status(P0, Role.PREFILL), 0.0)
     assert fleet.missing_pools() == ["decode"]
     assert fleet.max_context(1000) == 400
-    assert fleet.pop_silent(WORKER_TIMEOUT_S + 0.1) == [P0]
+    assert [worker.peer for worker in fleet.pop_silent(WORKER_TIMEOUT_S + 0.1)] == [P0]
     assert fleet.max_context(1000) == 1000
 
 

@@ -12,21 +12,28 @@ from hypothesis import strategies as st
 
 from common.errors import WireError
 from common.ids import PeerId, RequestId
+from common.kv_layout import KVLayout
+from common.sampling import SamplingParams
 from common.wire import (
     MAX_HEADER_BYTES,
     WIRE_VERSION,
+    Address,
     Cancel,
     Control,
     Data,
     Envelope,
+    GatewayStatus,
     KVBlocks,
     Message,
     PrefillDone,
-    Seconds,
+    PrefillRequest,
+    Role,
     Status,
+    WorkerStatus,
     decode,
     encode,
 )
+from tests.unit.requests_rig import status
 
 MESSAGE_TYPES: list[type[Message]] = [*get_args(Status), *get_args(Control), *get_args(Data)]
 JSONISH = st.recursive(
@@ -43,11 +50,13 @@ JSONISH = st.recursive(
 
 def values_of(annotation: Any) -> st.SearchStrategy[Any]:
     """Valid values of a field's type."""
-    if annotation == Seconds:
-        return st.floats(0, 1e9)
     origin, arguments = get_origin(annotation), get_args(annotation)
+    if annotation == Address:
+        return st.text(max_size=8).map("tcp://{}".format)
     if origin is Annotated:
-        return st.integers(0, 2**63 - 1)
+        base, meta = arguments
+        low, high = meta.ge, meta.le
+        return st.floats(low, 1e9) if base is float else st.integers(low, 2**63 - 1 if high is None else high)
     if origin in (Union, UnionType):
         return st.one_of(*map(values_of, arguments))
     if origin is dict:
@@ -56,6 +65,8 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
         return st.lists(values_of(arguments[0]), max_size=4).map(tuple)
     if origin is tuple:
         return st.tuples(*map(values_of, arguments))
+    if annotation is WorkerStatus:
+        return worker_statuses()
     if is_dataclass(annotation) and isinstance(annotation, type):
         hints = get_type_hints(annotation, include_extras=True)
         return st.builds(annotation, **{field.name: values_of(hints[field.name]) for field in fields(annotation)})
@@ -69,6 +80,21 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
         NoneType: st.none(),
     }
     return plain[getattr(annotation, "__supertype__", annotation)]
+
+
+@st.composite
+def worker_statuses(draw: st.DrawFn) -> WorkerStatus:
+    """Numbers of blocks and tokens that fit together."""
+    layout = replace(draw(values_of(KVLayout)), block_size=draw(st.integers(1, 64)))
+    num_blocks = draw(st.integers(2, 2**40))
+    hints = get_type_hints(WorkerStatus, include_extras=True)
+    others = {name: draw(values_of(hint)) for name, hint in hints.items() if name != "layout"}
+    fitting = {
+        "num_blocks": num_blocks,
+        "num_free_blocks": draw(st.integers(0, num_blocks)),
+        "max_context": draw(st.integers(2, num_blocks * layout.block_size)),
+    }
+    return WorkerStatus(layout=layout, **{**others, **fitting})
 
 
 messages = st.one_of(*map(values_of, MESSAGE_TYPES))
@@ -195,6 +221,63 @@ def test_negative_counts_are_refused_and_the_field_is_named() -> None:
     )
     with pytest.raises(WireError, match=r"PrefillDone: .*>= 0.*index"):
         decode(encode(Envelope(PeerId("a#1"), PeerId("b#1"), 1, done)))
+
+
+@pytest.mark.parametrize("address", ["", "nonsense", "inproc://x", "udp://1.2.3.4:5", "pgm://x", "tcp://" + "x" * 300])
+def test_peers_are_only_found_at_tcp_and_ipc_addresses(address: str) -> None:
+    status = GatewayStatus(name="g", address=address, leases=())
+    with pytest.raises(WireError, match=r"GatewayStatus: .*address"):
+        decode(encode(Envelope(PeerId("g#1"), PeerId(""), 0, status)))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("max_context", value) for value in (-1, 0, 1, 401, 2**63)),
+        *(("num_free_blocks", value) for value in (-1, 101)),
+        *(("num_blocks", value) for value in (-1, 0, 99)),
+        *(("num_waiting", value) for value in (-1, 0.5, None)),
+        *(("step_running_s", value) for value in (-0.1, float("nan"))),
+    ],
+)
+def test_a_worker_s_status_with_an_impossible_value_is_a_wire_error(field: str, value: object) -> None:
+    """It has 100 blocks of 4 tokens. What it says bounds every request's context, so nonsense would stop them all."""
+    header = header_of(Envelope(PeerId("p0#1"), PeerId(""), 0, status(PeerId("p0#1"), Role.PREFILL)))
+    decode([pack(header)])
+    header[5][field] = value
+    with pytest.raises(WireError, match="WorkerStatus"):
+        decode([pack(header)])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("top_k", value) for value in (-1, 2**31 + 1, 2**63)),
+        *(("temperature", value) for value in (-1.0, float("nan"))),
+        *(("seed", -1), ("max_tokens", -1), ("stop_token_ids", [-1]), ("logit_bias", [[-1, 1.0]])),
+    ],
+)
+def test_sampling_that_no_tensor_could_hold_is_a_wire_error(field: str, value: object) -> None:
+    request = PrefillRequest(
+        request_id=RequestId("r"),
+        attempt=0,
+        prompt_token_ids=(1,),
+        output_token_ids=(),
+        sampling=SamplingParams(max_tokens=1),
+        age_s=0,
+    )
+    header = header_of(Envelope(PeerId("g#1"), PeerId("p0#1"), 1, request))
+    header[5]["sampling"][field] = value
+    with pytest.raises(WireError, match=f"PrefillRequest: .*{field}"):
+        decode([pack(header)])
+
+
+def test_a_worker_s_blocks_hold_its_layout_s_tokens() -> None:
+    header = header_of(Envelope(PeerId("p0#1"), PeerId(""), 0, status(PeerId("p0#1"), Role.PREFILL)))
+    for block_size in (-4, 0, 3):
+        header[5]["layout"]["block_size"] = block_size
+        with pytest.raises(WireError, match="max_context"):
+            decode([pack(header)])
 
 
 def test_a_header_over_the_limit_is_not_even_unpacked() -> None:

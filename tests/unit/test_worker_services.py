@@ -1,5 +1,7 @@
 """What both worker services do with messages: stale, doubled, overtaking, from gateways that go."""
 
+from dataclasses import replace
+
 from common.engine.block_manager import BlockManager
 from common.engine.worker import GATEWAY_TIMEOUT_S, WorkerIdentity
 from common.ids import PeerId, RequestId, SequenceKey
@@ -21,13 +23,13 @@ from decode.service import DecodeService
 from kvtransfer.transport import AbortPull, KVReleased, Publish, PullFinished, SendRelease, StartPull, Withdraw
 from prefill.scheduler import PrefillScheduler
 from prefill.service import PrefillService
-from tests.fakes import FakeRunner, fake_layout
+from tests.fakes import MAX_MODEL_LEN, VOCAB_SIZE, FakeRunner, fake_layout
 from tests.unit.test_decode_scheduler import SOURCE, request
 
 GATEWAY = PeerId("gateway#1")
 LAYOUT = fake_layout(block_size=4)
 KEY = SequenceKey(RequestId("a"), 0)
-STATUS = GatewayStatus(name="gateway", address="sim", leases=())
+STATUS = GatewayStatus(name="gateway", address="tcp://gateway:1", leases=())
 
 
 class Prefill:
@@ -37,7 +39,7 @@ class Prefill:
         self.blocks = BlockManager(num_blocks, LAYOUT.block_size)
         self.runner = FakeRunner(num_blocks, LAYOUT)
         scheduler = PrefillScheduler(self.blocks, max_batch_tokens=max_batch_tokens, max_step_s=0, lease_s=10)
-        identity = WorkerIdentity("prefill", "sim", LAYOUT, num_blocks)
+        identity = WorkerIdentity("prefill", "tcp://prefill:1", LAYOUT, num_blocks, VOCAB_SIZE, MAX_MODEL_LEN)
         self.service = PrefillService(identity, SOURCE, self.blocks, scheduler)
 
     def ask(self, length: int = 9, attempt: int = 0, max_tokens: int = 5) -> list[object]:
@@ -61,7 +63,7 @@ class Decode:
 
     def __init__(self, num_blocks: int = 16) -> None:
         self.blocks = BlockManager(num_blocks, LAYOUT.block_size)
-        identity = WorkerIdentity("decode", "sim", LAYOUT, num_blocks)
+        identity = WorkerIdentity("decode", "tcp://decode:1", LAYOUT, num_blocks, VOCAB_SIZE, MAX_MODEL_LEN)
         self.service = DecodeService(identity, self.blocks, DecodeScheduler(self.blocks, max_num_seqs=8))
 
     def ask(self, message: DecodeRequest) -> list[object]:
@@ -110,11 +112,47 @@ def test_a_request_that_can_never_fit_is_refused() -> None:
     assert ended_reason(effect) is EndReason.TOO_LARGE
 
 
+def test_what_the_model_cannot_compute_is_refused_and_never_gets_into_a_step_with_others() -> None:
+    """Its embedding has no row for such a token, its rotary table no position so far."""
+    prefill, decode = Prefill(num_blocks=4000), Decode(num_blocks=4000)
+    good = request("a", num_prompt=6, max_tokens=4)
+    unknown = VOCAB_SIZE
+    sampling = good.sampling
+    for changes, reason in (
+        ({"prompt_token_ids": (1, 2, unknown, 4, 5, 6)}, EndReason.REFUSED),
+        ({"output_token_ids": (unknown,)}, EndReason.REFUSED),
+        ({"sampling": replace(sampling, logit_bias=((unknown, 1.0),))}, EndReason.REFUSED),
+        ({"sampling": replace(sampling, stop_token_ids=(unknown,))}, EndReason.REFUSED),
+        ({"sampling": replace(sampling, eos_token_ids=(unknown,))}, EndReason.REFUSED),
+        ({"prompt_token_ids": (1,) * MAX_MODEL_LEN}, EndReason.TOO_LARGE),
+        ({"sampling": replace(sampling, max_tokens=1), "output_token_ids": (7,) * MAX_MODEL_LEN}, EndReason.TOO_LARGE),
+    ):
+        bad = replace(good, request_id=RequestId("bad"), **changes)
+        for service, message in ((prefill.service, as_prefill(bad)), (decode.service, bad)):
+            (effect,) = service.handle(Received(GATEWAY, message), 0.0)
+            assert ended_reason(effect) is reason
+    prefill.service.handle(Received(GATEWAY, as_prefill(good)), 0.0)
+    plan, _ = prefill.service.plan(0.0)
+    assert plan is not None
+    assert [sequence.key for sequence in plan.sequences] == [KEY]
+
+
+def as_prefill(message: DecodeRequest) -> PrefillRequest:
+    shared = {name: getattr(message, name) for name in PrefillRequest.__slots__}
+    return PrefillRequest(**shared)
+
+
+def test_a_worker_s_context_is_its_blocks_or_its_model_s_whichever_is_less() -> None:
+    for num_blocks, max_context in ((16, 64), (4000, MAX_MODEL_LEN)):
+        for service in (Prefill(num_blocks).service, Decode(num_blocks).service):
+            assert service.status(0.0).max_context == max_context
+
+
 def test_a_lease_that_is_not_renewed_ends_the_handoff_and_says_so() -> None:
     prefill = Prefill()
     prefill.ask()
     prefill.step(now=0.0)
-    lease = GatewayStatus(name="gateway", address="sim", leases=((KEY.request_id, 0),))
+    lease = GatewayStatus(name="gateway", address="tcp://gateway:1", leases=((KEY.request_id, 0),))
     prefill.service.handle(Received(GATEWAY, lease), 8.0)
     prefill.service.handle(Received(GATEWAY, STATUS), 17.0)
     assert prefill.service.handle(Tick(), 17.0) == []

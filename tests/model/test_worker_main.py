@@ -1,0 +1,53 @@
+"""How a worker sizes and allocates its cache: what it cannot have is the operator's error, named with both sizes."""
+
+import pytest
+
+from common.config import ModelOptions, WorkerOptions
+from common.engine.worker_main import load_engine
+from common.errors import ConfigError
+from common.flag_values import ByteSize
+from common.machine import num_free_bytes
+from common.wire import Role
+from tests.model.tiny_models import save
+
+
+def load(model, *, kv_cache_memory=20_000_000, max_model_len=0, allocate=lambda num_bytes: None):
+    options = WorkerOptions(kv_cache_memory=ByteSize(kv_cache_memory), cores=1)
+    return load_engine(
+        Role.PREFILL, ModelOptions(model=str(model), max_model_len=max_model_len), options, None, allocate
+    )
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    save("grouped", folder)
+    return folder
+
+
+def test_more_than_is_free_is_refused_before_anything_is_allocated(model):
+    def allocate(num_bytes):
+        raise AssertionError("there is not so much")
+
+    for wanted in (10 * 10**12, 2 * num_free_bytes()):
+        with pytest.raises(ConfigError, match=f"that are free, got {wanted / 1e9:.1f} GB"):
+            load(model, kv_cache_memory=wanted, allocate=allocate)
+
+
+def test_memory_that_is_free_but_not_to_be_had_is_the_operator_s_error(model):
+    def allocate(num_bytes):
+        raise OSError(12, "Cannot allocate memory")
+
+    with pytest.raises(ConfigError, match=r"cannot allocate 0\.0 GB: .*Cannot allocate memory"):
+        load(model, allocate=allocate)
+
+
+def test_a_context_without_room_for_a_token_is_refused(model):
+    with pytest.raises(ConfigError, match="max_model_len must be at least 2, got 1"):
+        load(model, max_model_len=1)
+
+
+def test_a_worker_knows_what_its_model_can_compute(model):
+    engine = load(model, max_model_len=100)
+    identity = engine.identity("tcp://here:1")
+    assert (identity.vocab_size, identity.max_context) == (257, 100)
