@@ -20,6 +20,7 @@ from kernels.cpu.library import (
     best_library,
     load_library,
 )
+from kernels.cpu.memory import HugeMemory
 from kernels.cpu.packing import PackedWeight, alternate, pack, pack_quantised
 from kernels.paged_kv import LayerKV
 from kernels.token_rows import TokenRows
@@ -67,6 +68,7 @@ class CpuOps:
         self._cores = cores  # keeps the board mapped
         address = ctypes.addressof(ctypes.c_char.from_buffer(cores.board))
         self._worker = self._library.baton_worker(address, cores.num_cores, cores.worker, cores.borrows)
+        self._memory = HugeMemory()
         self._rows: TokenRows | None = None
         self._batch = BatchStruct()
         self._outputs = [torch.empty(0), torch.empty(0)]
@@ -79,11 +81,16 @@ class CpuOps:
         return dtype if self._quantization == "none" else torch.float32
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> "OwnedLinear":
-        return _pack(weight, bias, self._quantization)
+        return self._pack(weight, bias, self._quantization)
 
     def pack_head(self, weight: Tensor, bias: Tensor | None) -> "OwnedLinear":
         """Never in less than 8 bits: every error of a logit is seen, and GGUF's converters do the same."""
-        return _pack(weight, bias, "none" if self._quantization == "none" else "int8")
+        return self._pack(weight, bias, "none" if self._quantization == "none" else "int8")
+
+    def _pack(self, weight: Tensor, bias: Tensor | None, quantization: str) -> "OwnedLinear":
+        if quantization == "none":
+            return OwnedLinear(pack(weight, bias, self._memory))
+        return OwnedLinear(pack_quantised(weight, bias, quantization, self._memory))
 
     def hidden_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float32
@@ -224,12 +231,6 @@ class OwnedLinear:
             packed.out_size,
             packed.format,
         )
-
-
-def _pack(weight: Tensor, bias: Tensor | None, quantization: str) -> OwnedLinear:
-    if quantization == "none":
-        return OwnedLinear(pack(weight, bias))
-    return OwnedLinear(pack_quantised(weight, bias, quantization))
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -1,11 +1,11 @@
 """Weights in the order that the kernels read: panels of 16 output columns, 32-bit words of one or two inputs."""
 
-import mmap
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from kernels.cpu.memory import HugeMemory
 
 FORMATS = {"none": 0, "int8": 1, "int4": 2}
 """How weights are stored -> linear.h's number for it."""
@@ -13,8 +13,6 @@ FORMATS = {"none": 0, "int8": 1, "int4": 2}
 LANES = 16
 GROUP = 32
 """Inputs that share a scale in quantised weights; inputs are padded to a multiple of it with zeros."""
-
-_HUGE_PAGE = 1 << 21
 
 
 @dataclass(frozen=True)
@@ -41,13 +39,13 @@ def round_up(value: int, to: int) -> int:
     return -(-value // to) * to
 
 
-def pack(weight: Tensor, bias: Tensor | None) -> PackedWeight:
+def pack(weight: Tensor, bias: Tensor | None, memory: HugeMemory) -> PackedWeight:
     """weight: [out, in] fp32 or bf16;  bias: [out] or None."""
     out_size, in_size = weight.shape
     padded = round_up(in_size, GROUP)
     num_panels = -(-out_size // LANES)
     pair = 4 // weight.element_size()
-    panels = huge_zeros((num_panels, padded // pair, LANES, pair), weight.dtype)
+    panels = memory.zeros((num_panels, padded // pair, LANES, pair), weight.dtype)
     for first in range(0, num_panels, 256):  # in pieces: no second copy of a whole weight
         rows = weight[first * LANES : (first + 256) * LANES]
         piece = torch.zeros(round_up(len(rows), LANES), padded, dtype=weight.dtype)
@@ -58,7 +56,7 @@ def pack(weight: Tensor, bias: Tensor | None) -> PackedWeight:
     )
 
 
-def pack_quantised(weight: Tensor, bias: Tensor | None, quantization: str) -> PackedWeight:
+def pack_quantised(weight: Tensor, bias: Tensor | None, quantization: str, memory: HugeMemory) -> PackedWeight:
     """Round to 4 or 8 bits, with a scale and an offset for every 32 inputs of an output.
 
     The smallest weight of a group becomes 0 and the largest the largest integer, as in GGUF's Q4_1: what was in that
@@ -68,8 +66,8 @@ def pack_quantised(weight: Tensor, bias: Tensor | None, quantization: str) -> Pa
     out_size, in_size = weight.shape
     num_panels, padded = -(-out_size // LANES), round_up(in_size, GROUP)
     num_groups, num_planes = padded // GROUP, {"int8": 2, "int4": 1}[quantization]
-    panels = huge_zeros((num_panels, num_groups, num_planes * 4, LANES), torch.int32)
-    scales = huge_zeros((num_panels, num_groups, 2, LANES), torch.float16)
+    panels = memory.zeros((num_panels, num_groups, num_planes * 4, LANES), torch.int32)
+    scales = memory.zeros((num_panels, num_groups, 2, LANES), torch.float16)
     for first in range(0, num_panels, 256):
         rows = weight[first * LANES : (first + 256) * LANES].float()
         piece = torch.zeros(round_up(len(rows), LANES), padded)
@@ -114,14 +112,3 @@ def alternate(gate_up: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | No
         return both.unflatten(1, (-1, LANES)).transpose(0, 1).flatten(0, 2)
 
     return order(gate_up), None if bias is None else order(bias)
-
-
-def huge_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros in memory of their own, in huge pages where the system has them: weights are read from end to end.
-
-    Reading 270 MB in small pages takes about twice as long (two cores of a Xeon 6, 2026-12).
-    """
-    num_bytes = int(np.prod(shape)) * dtype.itemsize
-    memory = mmap.mmap(-1, round_up(max(num_bytes, 1), _HUGE_PAGE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype, count=num_bytes // dtype.itemsize).view(shape)

@@ -55,9 +55,9 @@ void multiply_tiles(const Rows& x, int first_row, int end_row, const uint32_t* p
                 _tile_stored(3, sums[3], 64);
             } else {
                 for (int64_t k = 0; k < k_words; k += 16) {
-                    for (int line = 0; line < 16; line += 1) {
-                        __builtin_prefetch(first + (k + 32 + line) * LANES);
-                        __builtin_prefetch(second + (k + 32 + line) * LANES);
+                    for (int line = 0; line < 16; line++) {
+                        __builtin_prefetch(first + (k + line) * LANES + AHEAD_WORDS, 0, 2);
+                        __builtin_prefetch(second + (k + line) * LANES + AHEAD_WORDS, 0, 2);
                     }
                     _tile_loadd(4, x0 + k, stride);
                     _tile_loadd(6, first + k * LANES, 64);
