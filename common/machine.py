@@ -1,5 +1,6 @@
 """What this machine gives to this process."""
 
+import ctypes
 import os
 import resource
 import sys
@@ -44,6 +45,13 @@ def max_descriptors() -> int:
     """Files and sockets that this process may have open."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if limit == resource.RLIM_INFINITY else limit
+
+
+def give_back_freed_memory() -> None:
+    """What was freed and is still kept by the C library goes back to the system, where the library can do that."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _read_counts(file: Path) -> dict[str, int]:

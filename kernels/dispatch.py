@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
+from kernels.argmax import argmax
 from kernels.blocks import (
     AttentionBlock,
     AttentionWeights,
@@ -45,6 +47,10 @@ class Ops(Protocol):
 
     def head(self, norm: NormWeight, weight: LinearWeight) -> Head: ...
 
+    def argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """See kernels/argmax.py."""
+        ...
+
     def begin_step(self) -> None:
         """Before the blocks of a step are called."""
         ...
@@ -65,6 +71,7 @@ class ReferenceOps:
     attention = staticmethod(ReferenceAttention)
     mlp = staticmethod(ReferenceMLP)
     head = staticmethod(ReferenceHead)
+    argmax = staticmethod(argmax)
 
     def linear_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return dtype

@@ -1,6 +1,6 @@
 """From logits and each sequence's sampling parameters to its next token."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -17,8 +17,10 @@ class Sampler:
     The order is logit_bias, penalties, min_tokens, temperature, then top_k, top_p and min_p.
     """
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, argmax: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
+        """argmax: of kernels/argmax.py or as fast as a device has it."""
         self._vocab_size = vocab_size
+        self._argmax = argmax
 
     def sample(self, logits: Tensor, sequences: Sequence[ScheduledSequence]) -> tuple[list[int], dict[int, str]]:
         """Choose the next token of each sequence.
@@ -33,7 +35,7 @@ class Sampler:
             return [], {}
         params = [_sampling_of(sequence) for sequence in sequences]
         if all(_is_argmax(one, sequence) for one, sequence in zip(params, sequences, strict=True)):
-            maxima, token_ids = logits.max(1)
+            maxima, token_ids = self._argmax(logits)
             return _report(token_ids, maxima)
         logits = logits.to(torch.float32, copy=True)
         _edit(logits, params, sequences)

@@ -27,7 +27,7 @@ from common.errors import ConfigError
 from common.ids import PeerId
 from common.kv_layout import KVLayout
 from common.links import Links
-from common.machine import num_available_cores, num_free_bytes
+from common.machine import give_back_freed_memory, num_available_cores, num_free_bytes
 from common.model_files import find_model, longest_sequence
 from common.reachability import why_unreachable
 from common.supervisor.channel import SupervisorChannel
@@ -95,6 +95,7 @@ def load_engine(
         *(files, config, cache, max_model_len, cores, worker.kernels, model.quantization),
         lambda fraction: report("loading weights", fraction),
     )
+    give_back_freed_memory()  # each weight was read, converted and packed: two copies of the largest are left over
     if runner.ops_name == "reference":
         torch.set_num_threads(cores.num_home())
     logger.info(

@@ -112,6 +112,10 @@ def load_library(level: str) -> ctypes.CDLL:
     library.baton_worker.argtypes, library.baton_worker.restype = (c_void_p, c_int32, c_int32, c_int32), c_void_p
     library.baton_others_want.argtypes, library.baton_others_want.restype = (c_void_p,), c_int32
     library.baton_num_helped.argtypes, library.baton_num_helped.restype = (c_void_p,), c_uint64
+    library.baton_argmax.argtypes, library.baton_argmax.restype = (
+        (*[c_void_p] * 2, c_int32, c_int64, *[c_void_p] * 2),
+        None,
+    )
     for name in ("delete", "begin", "rest"):
         function = getattr(library, f"baton_{name}")
         function.argtypes, function.restype = (c_void_p,), None

@@ -119,6 +119,15 @@ class CpuOps:
     def head(self, norm: NormWeight, weight: LinearWeight) -> "CpuHead":
         return CpuHead(self, norm, weight)
 
+    def argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        num_rows, size = logits.shape
+        assert logits.is_contiguous()
+        assert logits.dtype == torch.float32
+        maxima, indices = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
+        pointers = maxima.data_ptr(), indices.data_ptr()
+        self._library.baton_argmax(self._worker, logits.data_ptr(), num_rows, size, *pointers)
+        return maxima, indices
+
     def function(self, name: str) -> Callable[..., None]:
         """One of the library's functions for our dtype, on our worker."""
         return functools.partial(getattr(self._library, f"baton_{name}_{self._suffix}"), self._worker)

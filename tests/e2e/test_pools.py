@@ -27,7 +27,7 @@ class Services:
 
     def start_worker(self, role: str, name: str, *options: str) -> Command:
         places = [f"--bind=ipc://{self._folder}/{name}", f"--data-bind=ipc://{self._folder}/{name}.kv"]
-        sizes = ["--dtype=float32", "--threads=1", "--kv-cache-memory=2MB"]
+        sizes = ["--dtype=float32", "--cores=1", "--kv-cache-memory=2MB"]
         return self.start(role, f"--gateway=ipc://{self._folder}/gateway", f"--name={name}", *places, *sizes, *options)
 
     def start_gateway(self) -> Command:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.argmax import argmax
 from kernels.blocks import (
     AttentionWeights,
     LinearWeight,
@@ -289,3 +290,17 @@ def test_what_is_not_there_is_said(request_: dict[str, object], named: str) -> N
     options: dict[str, object] = {"dtype": torch.bfloat16, "head_dim": 64, "block_size": 16} | request_
     with pytest.raises(NoNativeOps, match=named):
         CpuOps(**options, cores=private_cores(1))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("vocab_size", [1, 15, 16, 17, 1000])
+def test_argmax_is_the_references(vocab_size: int, level: str) -> None:
+    logits = torch.randint(-5, 5, (9, vocab_size), generator=torch.Generator().manual_seed(1)).float()
+    logits[3, vocab_size // 2] = float("nan")
+    logits[4] = float("-inf")
+    logits[5, vocab_size - 1] = float("inf")
+    maxima, indices = make_ops(torch.float32, level).argmax(logits)
+    wanted, _ = argmax(logits)
+    torch.testing.assert_close(maxima, wanted, equal_nan=True, rtol=0, atol=0)
+    for row in (0, 1, 2, 4, 5, 6, 7, 8):
+        assert indices[row] == (logits[row] == maxima[row]).nonzero()[0], f"the first of equals in row {row}"

@@ -33,7 +33,7 @@ struct QueryRows {
     int limits[MAX_ROWS];
     float* out[MAX_ROWS];  // [head_dim], not yet divided by the sum
     float max[MAX_ROWS];
-    float sum[MAX_ROWS];
+    f32x16 sum[MAX_ROWS];  // one sum a lane: added up at the end
 };
 
 template <class T, int R>
@@ -55,7 +55,7 @@ inline void score_tile(const QueryRows& rows, const Cache& cache, const int32_t*
 
 // Turn a row's products into weights of type T, correct its running maximum and sum. Returns the factor for its output.
 template <class T>
-inline float weigh(float& running_max, float& running_sum, int limit, int start, int count, float scale, float* scores,
+inline float weigh(float& running_max, f32x16& running_sum, int limit, int start, int count, float scale, float* scores,
                    T* weights) {
     const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const f32x16 minus_infinity = splat(-std::numeric_limits<float>::infinity());
@@ -68,14 +68,13 @@ inline float weigh(float& running_max, float& running_sum, int limit, int start,
         most = max(value, most);
     }
     float new_max = max_of(most);
-    f32x16 total{};
+    float correction = new_max == running_max ? 1.0f : exp2_negative<float>(splat(running_max - new_max))[0];
+    running_sum *= correction;
     for (int v = 0; v < num_vectors; v++) {
         f32x16 weight = exp2_negative<T>(load<f32x16>(scores + v * LANES) - new_max);
-        total += weight;
+        running_sum += weight;
         Words<T>::store_row(weights + v * LANES, weight);
     }
-    float correction = new_max == running_max ? 1.0f : exp2_negative<float>(splat(running_max - new_max))[0];
-    running_sum = running_sum * correction + sum(total);
     running_max = new_max;
     return correction;
 }
@@ -127,7 +126,7 @@ void attend(QueryRows& rows, const Cache& cache, const int32_t* table, int head,
     float corrections[R];
     for (int r = 0; r < R; r++) {
         rows.max[r] = -std::numeric_limits<float>::infinity();
-        rows.sum[r] = 0;
+        rows.sum[r] = f32x16{};
         std::memset(rows.out[r], 0, cache.head_dim * sizeof(float));
     }
     for (int start = begin; start < end; start += TILE_KEYS) {

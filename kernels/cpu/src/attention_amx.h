@@ -12,7 +12,7 @@ struct TileRows {
     int limits[TILE_ROWS];
     float* out;
     float max[TILE_ROWS];
-    float sum[TILE_ROWS];
+    f32x16 sum[TILE_ROWS];
 };
 
 // Tiles 0-3: sums of four neighbouring pieces; 4: queries; 5: 16 keys of 32 dimensions; 6: weights of 16 keys;
@@ -108,7 +108,7 @@ inline void attend(TileRows& rows, const Cache& cache, const int32_t* table, int
     alignas(64) uint32_t scratch[8 * MAX_HEAD_DIM];
     for (int r = 0; r < TILE_ROWS; r++) {
         rows.max[r] = -std::numeric_limits<float>::infinity();
-        rows.sum[r] = 0;
+        rows.sum[r] = f32x16{};
     }
     std::memset(rows.out, 0, TILE_ROWS * cache.head_dim * sizeof(float));
     for (int start = 0; start < end; start += TILE_KEYS) {

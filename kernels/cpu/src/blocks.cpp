@@ -180,9 +180,10 @@ void rope_and_cache(Worker& worker, const AttentionBlock& block, const Batch& ba
 
 template <class T>
 void finish_rows(const QueryRows& rows, int num_rows, int dim, T* const* to) {
-    for (int r = 0; r < num_rows; r++)
-        for (int d = 0; d < dim; d += LANES)
-            Words<T>::store_row(to[r] + d, load<f32x16>(rows.out[r] + d) * (1.0f / rows.sum[r]));
+    for (int r = 0; r < num_rows; r++) {
+        float factor = 1.0f / sum(rows.sum[r]);
+        for (int d = 0; d < dim; d += LANES) Words<T>::store_row(to[r] + d, load<f32x16>(rows.out[r] + d) * factor);
+    }
 }
 
 // A piece of a decode row's keys, for up to MAX_ROWS heads of one group.
@@ -265,7 +266,7 @@ void attend_decode(Worker& worker, const AttentionBlock& block, const Batch& bat
             float* partial = partials + (piece.partial + r) * (dim + 2);
             std::memcpy(partial, sums[r], dim * sizeof(float));
             partial[dim] = rows.max[r];
-            partial[dim + 1] = rows.sum[r];
+            partial[dim + 1] = sum(rows.sum[r]);
         }
     };
     int64_t num_keys = 0;
@@ -370,8 +371,8 @@ void attend_prefill_amx(const Prefill<bf16>& prefill, const Tile& tile, int kv_h
         for (int row = first; row < std::min(num_rows, first + TILE_ROWS); row++) {
             bf16* to = prefill.result(tile.first_token + row / group, kv_head * group + row % group);
             const float* from = sums + (row - first) * dim;
-            for (int d = 0; d < dim; d += LANES)
-                Words<bf16>::store_row(to + d, load<f32x16>(from + d) * (1.0f / rows.sum[row - first]));
+            const float factor = 1.0f / sum(rows.sum[row - first]);
+            for (int d = 0; d < dim; d += LANES) Words<bf16>::store_row(to + d, load<f32x16>(from + d) * factor);
         }
     }
     _tile_release();
@@ -426,6 +427,40 @@ void run_mlp(Worker& worker, const MlpBlock& block, const float* x, float* resid
     multiply_all<T>(worker.pool, rows, block.down, StoreFloat{out, block.down});
 }
 
+// The first largest value of a row; a NaN is larger than everything.
+void find_largest(const float* row, int64_t size, float& largest, int64_t& index) {
+    const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const float lowest = -std::numeric_limits<float>::infinity();
+    f32x16 most = splat(lowest);
+    i32x16 where = lanes, is_nan{};
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) {
+        f32x16 value = load<f32x16>(row + i);
+        i32x16 is_larger = value > most;
+        most = is_larger ? value : most;
+        where = is_larger ? lanes + int32_t(i) : where;
+        is_nan |= value != value;
+    }
+    largest = row[0];
+    index = 0;
+    bool has_nan = largest != largest;
+    for (int lane = 0; lane < LANES; lane++) {
+        has_nan |= is_nan[lane] != 0;
+        if (most[lane] > largest || (most[lane] == largest && where[lane] < index)) {
+            largest = most[lane];
+            index = where[lane];
+        }
+    }
+    for (; i < size; i++) {
+        has_nan |= row[i] != row[i];
+        if (row[i] > largest) {
+            largest = row[i];
+            index = i;
+        }
+    }
+    if (has_nan) largest = std::numeric_limits<float>::quiet_NaN();
+}
+
 }  // namespace
 
 extern "C" {
@@ -447,6 +482,11 @@ void baton_begin(Worker* worker) { worker->pool.begin(); }
 void baton_rest(Worker* worker) { worker->pool.rest(); }
 int baton_others_want(Worker* worker) { return worker->pool.others_want(); }
 uint64_t baton_num_helped(Worker* worker) { return worker->pool.num_helped(); }
+
+// maxima, indices: [num_rows]
+void baton_argmax(Worker* worker, const float* logits, int num_rows, int64_t size, float* maxima, int64_t* indices) {
+    worker->pool.run(num_rows, [&](int row) { find_largest(logits + row * size, size, maxima[row], indices[row]); });
+}
 
 void baton_attention_bf16(Worker* worker, const AttentionBlock* block, const Batch* batch, const Cache* cache,
                           const float* x, float* residual, float* out) {

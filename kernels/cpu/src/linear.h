@@ -196,7 +196,7 @@ struct StoreFloat {
     }
 };
 
-// silu(gate) * up, of panels that alternate between the two.
+// silu<T>(gate) * up, of panels that alternate between the two.
 template <class T>
 struct StoreGated {
     static constexpr bool PAIRS = true;
@@ -214,7 +214,7 @@ struct StoreGated {
                 gate += load<f32x16>(linear.bias + (panel + p) * LANES);
                 up += load<f32x16>(linear.bias + (panel + p + 1) * LANES);
             }
-            Words<T>::store_row(out + row * size + column, silu(gate) * up);
+            Words<T>::store_row(out + row * size + column, silu<T>(gate) * up);
         }
     }
 };

@@ -110,10 +110,20 @@ inline f32x16 exp2_negative(f32x16 x) {
     return (f32x16)((u32x16)p + ((u32x16)shifted << 23));
 }
 
+// 1 / x for a result of type T: for bf16 14 bits are enough.
+template <class T>
+inline f32x16 reciprocal(f32x16 x) {
+#ifdef __AVX512F__
+    if (sizeof(T) == 2) return (f32x16)_mm512_rcp14_ps((__m512)x);
+#endif
+    return 1.0f / x;
+}
+
+template <class T>
 inline f32x16 silu(f32x16 x) {
     f32x16 negative = (f32x16)((u32x16)x | 0x80000000u);
-    f32x16 e = exp2_negative<float>(negative * LOG2_E);  // exp(-|x|): no overflow on either side
-    f32x16 sigmoid = (x < 0.0f ? e : splat(1.0f)) / (e + 1.0f);
+    f32x16 e = exp2_negative<T>(negative * LOG2_E);  // exp(-|x|): no overflow on either side
+    f32x16 sigmoid = (x < 0.0f ? e : splat(1.0f)) * reciprocal<T>(e + 1.0f);
     return x * sigmoid;
 }
 
