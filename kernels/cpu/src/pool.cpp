@@ -10,17 +10,17 @@
 
 namespace {
 
-// How long a helper looks for work before it sleeps until the next step: longer than the gap between two steps.
+// How long a helper looks for work before it sleeps until there is some: longer than the gap between two steps.
 constexpr int64_t SPIN_NS = 1'000'000;
 // How often one that must stay away in the middle of a step looks whether it may come back.
 constexpr int64_t AWAY_NS = 500'000;
 // How often the helper of the core where the caller runs looks whether that has changed.
 constexpr int64_t PARKED_NS = 100'000'000;
 
-// A wait for a helper that means that others need its core, and for how many phases the caller then works alone: some
-// half of a step, so that on a crowded machine a step loses a time slice or two, not one a phase.
-constexpr int64_t STALL_NS = 1'000'000;
-constexpr int PHASES_ALONE = 128;
+// A wait for a helper that means that others need its core, and how many times as long the caller then works alone: on a
+// crowded machine a step so loses a fifth, not a time slice in every phase.
+constexpr int64_t STALL_NS = 500'000;
+constexpr int TIMES_ALONE = 4;
 
 int64_t now_ns() {
     timespec now;
@@ -77,7 +77,7 @@ void Pool::begin() {
     }
     own_.store(std::max(own, 0), std::memory_order_relaxed);
     epoch_.fetch_add(1);
-    if (num_asleep_.load() > 0) wake_all(epoch_);
+    if (num_idle_.load() + num_away_.load() > 0) wake_all(epoch_);
 }
 
 void Pool::rest() {
@@ -87,9 +87,9 @@ void Pool::rest() {
 }
 
 void Pool::run_phase(int num_tasks, Call call, const void* context) {
-    if (num_alone_ > 0) {
-        num_alone_--;
+    if (alone_until_ns_) {
         for (int i = 0; i < num_tasks; i++) call(context, i);
+        if (now_ns() > alone_until_ns_) alone_until_ns_ = 0;
         return;
     }
     num_done_.store(0, std::memory_order_relaxed);
@@ -98,6 +98,7 @@ void Pool::run_phase(int num_tasks, Call call, const void* context) {
     context_.store(context, std::memory_order_release);
     uint32_t phase = uint32_t(ticket_.load(std::memory_order_relaxed) >> 32) + 1;
     ticket_.store(uint64_t(phase) << 32, std::memory_order_release);
+    if (num_idle_.load() > 0) wake_all(epoch_);
     while (take()) {
     }
     await_helpers(num_tasks);
@@ -115,8 +116,10 @@ void Pool::await_helpers(int num_tasks) {
             std::this_thread::yield();  // whoever has the last task may need this very core
         }
     }
+    if (!waiting_since) return;
     // No task takes this long: its helper was put off its core, and would be again if it were asked again at once.
-    if (waiting_since && now_ns() - waiting_since > STALL_NS) num_alone_ = PHASES_ALONE;
+    int64_t now = now_ns(), waited = now - waiting_since;
+    if (waited > STALL_NS) alone_until_ns_ = now + TIMES_ALONE * waited;
 }
 
 // Run one task of the phase under way. Returns false when there is none left.
@@ -157,11 +160,12 @@ void Pool::leave(int core) {
     cores_[core].tenant.compare_exchange_strong(tenant, 0);
 }
 
-void Pool::sleep(int core, uint32_t epoch, int64_t at_most_ns) {
+// until: the step that it waits for is another one than this; num_asleep: where it is counted meanwhile.
+void Pool::sleep(int core, uint32_t until, std::atomic<int>& num_asleep, int64_t at_most_ns) {
     leave(core);
-    num_asleep_.fetch_add(1);
-    if (!is_closing_) wait_while(epoch_, epoch, at_most_ns);
-    num_asleep_.fetch_sub(1);
+    num_asleep.fetch_add(1);
+    if (!is_closing_) wait_while(epoch_, until, at_most_ns);
+    num_asleep.fetch_sub(1);
 }
 
 void Pool::help(int core) {
@@ -171,9 +175,10 @@ void Pool::help(int core) {
         if (core == own_.load(std::memory_order_relaxed)) {
             wait_while(parked_, 0, PARKED_NS);
         } else if (epoch_.load(std::memory_order_relaxed) == epoch && now_ns() - last_task > SPIN_NS) {
-            sleep(core, epoch, 0);
+            sleep(core, epoch, num_idle_, 0);
+            last_task = now_ns();
         } else if (!may_use(core)) {
-            sleep(core, epoch_.load(), AWAY_NS);
+            sleep(core, epoch_.load(), num_away_, AWAY_NS);
         } else if (take()) {
             num_helped_.fetch_add(1, std::memory_order_relaxed);
             last_task = now_ns();

@@ -60,7 +60,7 @@ private:
     void help(int core);
     bool may_use(int core);
     void leave(int core);
-    void sleep(int core, uint32_t epoch, int64_t at_most_ns);
+    void sleep(int core, uint32_t until, std::atomic<int>& num_asleep, int64_t at_most_ns);
 
     Core* cores_;
     int num_cores_;
@@ -68,7 +68,7 @@ private:
     uint32_t tenant_;
     bool borrows_;
     std::atomic<int> own_{0};  // the core that the caller stands for, its first home: no helper runs there
-    int num_alone_ = 0;  // phases that the caller still runs without helpers
+    int64_t alone_until_ns_ = 0;  // the caller runs phases without helpers until then
     std::vector<std::thread> helpers_;
 
     // The phase under way. ticket: its number in the upper half, the next task in the lower; NO_TASK between phases,
@@ -81,7 +81,7 @@ private:
     alignas(64) std::atomic<int> num_done_{0};
     alignas(64) std::atomic<uint32_t> epoch_{0};  // steps begun
     std::atomic<uint32_t> parked_{0};
-    std::atomic<int> num_asleep_{0};
+    std::atomic<int> num_idle_{0}, num_away_{0};  // helpers that sleep, since there is no work; since they must
     std::atomic<bool> is_closing_{false};
     std::atomic<uint64_t> num_helped_{0};
 };
