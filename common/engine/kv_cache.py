@@ -52,6 +52,7 @@ class KVCache:
         num_bytes = num_blocks * layout.block_bytes
         if buffer is None:
             buffer = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            buffer.madvise(mmap.MADV_HUGEPAGE)
         assert len(buffer) >= num_bytes, f"the buffer must have {num_bytes} bytes, got {len(buffer)}"
         shape = (num_blocks, layout.num_layers, 2, layout.num_kv_heads, layout.block_size, layout.head_dim)
         self.layout = layout

@@ -25,6 +25,15 @@ struct Cache {
         return (const uint32_t*)(data + block * block_bytes + head * head_bytes);
     }
     const uint32_t* values(int block, int head) const { return keys(block, head + num_kv_heads); }
+
+    // From a position on, within its block.
+    const uint32_t* keys_at(const int32_t* table, int head, int position) const {
+        return keys(table[position / block_size], head) + position % block_size;
+    }
+    template <int PAIR>
+    const uint32_t* values_at(const int32_t* table, int head, int position) const {
+        return values(table[position / block_size], head) + position % block_size / PAIR * head_dim;
+    }
 };
 
 // Query rows: words of each, keys that it may see, and its running result. Scores and maxima are logarithms to base 2.
@@ -36,21 +45,46 @@ struct QueryRows {
     f32x16 sum[MAX_ROWS];  // one sum a lane: added up at the end
 };
 
-template <class T, int R>
-inline void score_tile(const QueryRows& rows, const Cache& cache, const int32_t* table, int head, int start, int count,
-                       float (*scores)[TILE_KEYS]) {
+// Products of R rows with N vectors of 16 keys from `key` of the tile on: together enough sums to hide a product's latency.
+// What lies a tile ahead is fetched meanwhile: a head's part of a block is too short for the machine to do it by itself.
+template <class T, int R, int N>
+inline void score_keys(const QueryRows& rows, const Cache& cache, const int32_t* table, int head, int start, int key,
+                       int end, float (*scores)[TILE_KEYS]) {
     const int64_t d_words = cache.head_dim / Words<T>::PAIR;
-    for (int key = 0; key < count; key += LANES) {
-        int position = start + key;
-        const uint32_t* k = cache.keys(table[position / cache.block_size], head) + position % cache.block_size;
-        f32x16 acc[R];
-        for (auto& value : acc) value = f32x16{};
-        for (int64_t d = 0; d < d_words; d++) {
-            u32x16 words = load<u32x16>(k + d * cache.block_size);
-            for (int r = 0; r < R; r++) acc[r] = Words<T>::dot(acc[r], words, splat_word(rows.q[r][d]));
-        }
-        for (int r = 0; r < R; r++) store(scores[r] + key, acc[r]);
+    const uint32_t *k[N], *next[N];
+    for (int n = 0; n < N; n++) {
+        int position = start + key + n * LANES;
+        k[n] = cache.keys_at(table, head, position);
+        next[n] = cache.keys_at(table, head, std::min(position + TILE_KEYS, end - 1));
     }
+    f32x16 acc[N][R];
+    for (auto& line : acc)
+        for (auto& value : line) value = f32x16{};
+    for (int64_t d = 0; d < d_words; d++) {
+        u32x16 words[N];
+        for (int n = 0; n < N; n++) {
+            words[n] = load<u32x16>(k[n] + d * cache.block_size);
+            __builtin_prefetch(next[n] + d * cache.block_size);
+        }
+        for (int r = 0; r < R; r++) {
+            u32x16 broadcast = splat_word(rows.q[r][d]);
+            for (int n = 0; n < N; n++) acc[n][r] = Words<T>::dot(acc[n][r], words[n], broadcast);
+        }
+    }
+    for (int n = 0; n < N; n++)
+        for (int r = 0; r < R; r++) store(scores[r] + key + n * LANES, acc[n][r]);
+}
+
+// end: of the keys that are looked at.
+template <class T, int R>
+inline void score_tile(const QueryRows& rows, const Cache& cache, const int32_t* table, int head, int start, int end,
+                       float (*scores)[TILE_KEYS]) {
+    constexpr int N = R <= 4 ? 4 : 2;
+    int key = 0;
+    for (; key < TILE_KEYS && start + key + (N - 1) * LANES < end; key += N * LANES)
+        score_keys<T, R, N>(rows, cache, table, head, start, key, end, scores);
+    for (; key < TILE_KEYS && start + key < end; key += LANES)
+        score_keys<T, R, 1>(rows, cache, table, head, start, key, end, scores);
 }
 
 // Turn a row's products into weights of type T, correct its running maximum and sum. Returns the factor for its output.
@@ -82,39 +116,43 @@ inline float weigh(float& running_max, f32x16& running_sum, int limit, int start
 // out[r] = out[r] * corrections[r] + weights[r] @ values, for R rows and C vectors of dimensions.
 template <class T, int R, int C>
 inline void add_values(QueryRows& rows, int row, const Cache& cache, const int32_t* table, int head, int start,
-                       int count, int dim, const float* corrections, T (*weights)[TILE_KEYS]) {
+                       int end, int dim, const float* corrections, T (*weights)[TILE_KEYS]) {
     constexpr int PAIR = Words<T>::PAIR;
     f32x16 acc[R][C];
     for (int r = 0; r < R; r++)
         for (int c = 0; c < C; c++)
             acc[r][c] = load<f32x16>(rows.out[row + r] + dim + c * LANES) * corrections[row + r];
-    auto add_pair = [&](int key, uint32_t mask) {
-        int position = start + key;
-        const uint32_t* v = cache.values(table[position / cache.block_size], head) +
-                            position % cache.block_size / PAIR * cache.head_dim + dim;
-        u32x16 words[C];
-        for (int c = 0; c < C; c++) words[c] = load<u32x16>(v + c * LANES) & mask;
-        for (int r = 0; r < R; r++) {
-            u32x16 weight = splat_word(load<uint32_t>(weights[row + r] + key));
-            for (int c = 0; c < C; c++) acc[r][c] = Words<T>::dot(acc[r][c], words[c], weight);
-        }
-    };
-    int key = 0;
-    for (; key + PAIR <= count; key += PAIR) add_pair(key, 0xffffffffu);
-    // What lies behind the last key may be anything, and zero times NaN is NaN.
-    if (key < count) add_pair(key, 0x0000ffffu);
+    for (int key = 0; key < TILE_KEYS && start + key < end; key += LANES) {
+        const uint32_t* v = cache.values_at<PAIR>(table, head, start + key) + dim;
+        const uint32_t* next = cache.values_at<PAIR>(table, head, std::min(start + key + TILE_KEYS, end - 1)) + dim;
+        auto add_pair = [&](int pair, uint32_t mask) {
+            u32x16 words[C];
+            for (int c = 0; c < C; c++) {
+                words[c] = load<u32x16>(v + pair * cache.head_dim + c * LANES) & mask;
+                __builtin_prefetch(next + pair * cache.head_dim + c * LANES);
+            }
+            for (int r = 0; r < R; r++) {
+                u32x16 weight = splat_word(load<uint32_t>(weights[row + r] + key + pair * PAIR));
+                for (int c = 0; c < C; c++) acc[r][c] = Words<T>::dot(acc[r][c], words[c], weight);
+            }
+        };
+        int count = std::min(LANES, end - start - key), pair = 0;
+        for (; pair < count / PAIR; pair++) add_pair(pair, 0xffffffffu);
+        // What lies behind the last key may be anything, and zero times NaN is NaN.
+        if (count % PAIR) add_pair(pair, 0x0000ffffu);
+    }
     for (int r = 0; r < R; r++)
         for (int c = 0; c < C; c++) store(rows.out[row + r] + dim + c * LANES, acc[r][c]);
 }
 
 template <class T, int R>
 inline void add_values_all(QueryRows& rows, int row, const Cache& cache, const int32_t* table, int head, int start,
-                           int count, const float* corrections, T (*weights)[TILE_KEYS]) {
+                           int end, const float* corrections, T (*weights)[TILE_KEYS]) {
     int dim = 0;
     for (; dim + 4 * LANES <= cache.head_dim; dim += 4 * LANES)
-        add_values<T, R, 4>(rows, row, cache, table, head, start, count, dim, corrections, weights);
+        add_values<T, R, 4>(rows, row, cache, table, head, start, end, dim, corrections, weights);
     for (; dim < cache.head_dim; dim += LANES)
-        add_values<T, R, 1>(rows, row, cache, table, head, start, count, dim, corrections, weights);
+        add_values<T, R, 1>(rows, row, cache, table, head, start, end, dim, corrections, weights);
 }
 
 // Let R rows see keys [begin, end) of one sequence; scale includes the logarithm's base. Each row sees at least one key of the first tile.
@@ -131,19 +169,14 @@ void attend(QueryRows& rows, const Cache& cache, const int32_t* table, int head,
     }
     for (int start = begin; start < end; start += TILE_KEYS) {
         int count = std::min(TILE_KEYS, end - start);
-        score_tile<T, R>(rows, cache, table, head, start, count, scores);
+        score_tile<T, R>(rows, cache, table, head, start, end, scores);
         for (int r = 0; r < R; r++)
             corrections[r] =
                 weigh<T>(rows.max[r], rows.sum[r], rows.limits[r], start, count, scale, scores[r], weights[r]);
-        int r = 0;
-        for (; r + 4 <= R; r += 4)
-            add_values_all<T, 4>(rows, r, cache, table, head, start, count, corrections, weights);
-        if constexpr (R % 4 >= 2) {
-            add_values_all<T, 2>(rows, r, cache, table, head, start, count, corrections, weights);
-            r += 2;
-        }
-        if constexpr (R % 2 == 1)
-            add_values_all<T, 1>(rows, r, cache, table, head, start, count, corrections, weights);
+        for (int r = 0; r + 4 <= R; r += 4)
+            add_values_all<T, 4>(rows, r, cache, table, head, start, end, corrections, weights);
+        if constexpr (R % 4 > 0)
+            add_values_all<T, R % 4>(rows, R / 4 * 4, cache, table, head, start, end, corrections, weights);
     }
 }
 

@@ -31,8 +31,7 @@ inline void score_tile(const TileRows& rows, const Cache& cache, const int32_t* 
                        float (*scores)[TILE_KEYS]) {
     const uint32_t* keys[4];
     for (int i = 0; i < 4; i++) {
-        int position = start + i * LANES < end ? start + i * LANES : start;
-        keys[i] = cache.keys(table[position / cache.block_size], head) + position % cache.block_size;
+        keys[i] = cache.keys_at(table, head, start + i * LANES < end ? start + i * LANES : start);
     }
     _tile_zero(0);
     _tile_zero(1);
@@ -62,9 +61,7 @@ inline void add_values(TileRows& rows, const Cache& cache, const int32_t* table,
     const int64_t stride = cache.head_dim * 4;
     const uint32_t* values[4];
     for (int i = 0; i * LANES < count; i++) {
-        int position = start + i * LANES;
-        values[i] = cache.values(table[position / cache.block_size], head) +
-                    position % cache.block_size / 2 * cache.head_dim;
+        values[i] = cache.values_at<2>(table, head, start + i * LANES);
         int num_keys = count - i * LANES;
         if (num_keys < LANES) {  // what lies behind the last key may be anything, and zero times NaN is NaN
             std::memset(scratch, 0, 8 * stride);

@@ -17,10 +17,9 @@ constexpr int64_t AWAY_NS = 500'000;
 // How often the helper of the core where the caller runs looks whether that has changed.
 constexpr int64_t PARKED_NS = 100'000'000;
 
-// A wait for a helper that means that others need its core, and how many times as long the caller then works alone: on a
-// crowded machine a step so loses a fifth, not a time slice in every phase.
-constexpr int64_t STALL_NS = 500'000;
-constexpr int TIMES_ALONE = 4;
+// A wait for a helper that means that others need its core for long, not just the gateway for a moment. The caller then
+// works alone for as long as it waited: on a crowded machine a step loses half, not a time slice in every phase.
+constexpr int64_t STALL_NS = 2'000'000;
 
 int64_t now_ns() {
     timespec now;
@@ -119,7 +118,7 @@ void Pool::await_helpers(int num_tasks) {
     if (!waiting_since) return;
     // No task takes this long: its helper was put off its core, and would be again if it were asked again at once.
     int64_t now = now_ns(), waited = now - waiting_since;
-    if (waited > STALL_NS) alone_until_ns_ = now + TIMES_ALONE * waited;
+    if (waited > STALL_NS) alone_until_ns_ = now + waited;
 }
 
 // Run one task of the phase under way. Returns false when there is none left.
