@@ -11,7 +11,7 @@
 #include "vec.h"
 
 constexpr int MAX_ROWS = 8;      // query rows that share a pass over the keys
-constexpr int TILE_KEYS = 64;    // keys between two corrections of the running maximum
+constexpr int TILE_KEYS = 128;   // keys between two corrections of the running maximum
 constexpr int MAX_HEAD_DIM = 256;
 
 // One layer of the cache. A block's part of it: keys of all heads, then values of all heads.
@@ -87,29 +87,36 @@ inline void score_tile(const QueryRows& rows, const Cache& cache, const int32_t*
         score_keys<T, R, 1>(rows, cache, table, head, start, key, end, scores);
 }
 
+// Hide the products of keys that a row may not see.
+inline void mask_scores(float* scores, int start, int count, int limit) {
+    const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const f32x16 minus_infinity = splat(-std::numeric_limits<float>::infinity());
+    for (int key = std::max(0, limit - start) / LANES * LANES; key < count; key += LANES) {
+        i32x16 is_seen = lanes + (start + key) < limit;
+        store(scores + key, is_seen ? load<f32x16>(scores + key) : minus_infinity);
+    }
+}
+
 // Turn a row's products into weights of type T, correct its running maximum and sum. Returns the factor for its output.
 template <class T>
 inline float weigh(float& running_max, f32x16& running_sum, int limit, int start, int count, float scale, float* scores,
                    T* weights) {
-    const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const f32x16 minus_infinity = splat(-std::numeric_limits<float>::infinity());
-    f32x16 most = splat(running_max);
-    int num_vectors = (count + LANES - 1) / LANES;
-    for (int v = 0; v < num_vectors; v++) {
-        f32x16 value = load<f32x16>(scores + v * LANES) * scale;
-        if (start + (v + 1) * LANES > limit) value = lanes + (start + v * LANES) < limit ? value : minus_infinity;
-        store(scores + v * LANES, value);
-        most = max(value, most);
+    const int num_vectors = (count + LANES - 1) / LANES;
+    if (start + num_vectors * LANES > limit) mask_scores(scores, start, num_vectors * LANES, limit);
+    f32x16 most = load<f32x16>(scores);
+    for (int v = 1; v < num_vectors; v++) most = max(load<f32x16>(scores + v * LANES), most);
+    float new_max = std::max(running_max, max_of(most) * scale);
+    float correction = 1.0f;
+    if (new_max != running_max) {
+        correction = exp2_negative<float>(splat(running_max - new_max))[0];
+        running_sum *= correction;
+        running_max = new_max;
     }
-    float new_max = max_of(most);
-    float correction = new_max == running_max ? 1.0f : exp2_negative<float>(splat(running_max - new_max))[0];
-    running_sum *= correction;
     for (int v = 0; v < num_vectors; v++) {
-        f32x16 weight = exp2_negative<T>(load<f32x16>(scores + v * LANES) - new_max);
+        f32x16 weight = exp2_negative<T>(load<f32x16>(scores + v * LANES) * scale - new_max);
         running_sum += weight;
         Words<T>::store_row(weights + v * LANES, weight);
     }
-    running_max = new_max;
     return correction;
 }
 

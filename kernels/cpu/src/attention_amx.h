@@ -26,40 +26,45 @@ inline void configure_attention_tiles() {
     _tile_loadconfig(&config);
 }
 
-// scores[16][TILE_KEYS] of keys [start, start + TILE_KEYS); blocks that begin past `end` are not looked at.
+// scores[16][TILE_KEYS] of keys [start, start + TILE_KEYS), four vectors of them at a time; blocks that begin past `end`
+// are not looked at.
 inline void score_tile(const TileRows& rows, const Cache& cache, const int32_t* table, int head, int start, int end,
                        float (*scores)[TILE_KEYS]) {
-    const uint32_t* keys[4];
-    for (int i = 0; i < 4; i++) {
-        keys[i] = cache.keys_at(table, head, start + i * LANES < end ? start + i * LANES : start);
-    }
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
     const int64_t key_stride = cache.block_size * 4;
-    for (int d = 0; d < cache.head_dim / 2; d += 16) {
-        _tile_loadd(4, rows.q + d * 2, cache.head_dim * 2);
-        _tile_loadd(5, keys[0] + d * cache.block_size, key_stride);
-        _tile_dpbf16ps(0, 4, 5);
-        _tile_loadd(5, keys[1] + d * cache.block_size, key_stride);
-        _tile_dpbf16ps(1, 4, 5);
-        _tile_loadd(5, keys[2] + d * cache.block_size, key_stride);
-        _tile_dpbf16ps(2, 4, 5);
-        _tile_loadd(5, keys[3] + d * cache.block_size, key_stride);
-        _tile_dpbf16ps(3, 4, 5);
+    for (int first = 0; first < TILE_KEYS && start + first < end; first += 4 * LANES) {
+        const uint32_t* keys[4];
+        for (int i = 0; i < 4; i++) {
+            int position = start + first + i * LANES;
+            keys[i] = cache.keys_at(table, head, position < end ? position : start);
+        }
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int d = 0; d < cache.head_dim / 2; d += 16) {
+            _tile_loadd(4, rows.q + d * 2, cache.head_dim * 2);
+            _tile_loadd(5, keys[0] + d * cache.block_size, key_stride);
+            _tile_dpbf16ps(0, 4, 5);
+            _tile_loadd(5, keys[1] + d * cache.block_size, key_stride);
+            _tile_dpbf16ps(1, 4, 5);
+            _tile_loadd(5, keys[2] + d * cache.block_size, key_stride);
+            _tile_dpbf16ps(2, 4, 5);
+            _tile_loadd(5, keys[3] + d * cache.block_size, key_stride);
+            _tile_dpbf16ps(3, 4, 5);
+        }
+        float* to = scores[0] + first;
+        _tile_stored(0, to, TILE_KEYS * 4);
+        _tile_stored(1, to + LANES, TILE_KEYS * 4);
+        _tile_stored(2, to + 2 * LANES, TILE_KEYS * 4);
+        _tile_stored(3, to + 3 * LANES, TILE_KEYS * 4);
     }
-    _tile_stored(0, scores[0], TILE_KEYS * 4);
-    _tile_stored(1, scores[0] + LANES, TILE_KEYS * 4);
-    _tile_stored(2, scores[0] + 2 * LANES, TILE_KEYS * 4);
-    _tile_stored(3, scores[0] + 3 * LANES, TILE_KEYS * 4);
 }
 
 // out += weights @ values of `count` keys, 64 dimensions at a time.
 inline void add_values(TileRows& rows, const Cache& cache, const int32_t* table, int head, int start, int count,
                        const bf16 (*weights)[TILE_KEYS], uint32_t* scratch) {
     const int64_t stride = cache.head_dim * 4;
-    const uint32_t* values[4];
+    const uint32_t* values[TILE_KEYS / LANES];
     for (int i = 0; i * LANES < count; i++) {
         values[i] = cache.values_at<2>(table, head, start + i * LANES);
         int num_keys = count - i * LANES;
@@ -110,14 +115,15 @@ inline void attend(TileRows& rows, const Cache& cache, const int32_t* table, int
     std::memset(rows.out, 0, TILE_ROWS * cache.head_dim * sizeof(float));
     for (int start = 0; start < end; start += TILE_KEYS) {
         score_tile(rows, cache, table, head, start, end, scores);
+        const int count = std::min(TILE_KEYS, end - start);
         for (int r = 0; r < TILE_ROWS; r++) {
             float correction =
-                weigh<bf16>(rows.max[r], rows.sum[r], rows.limits[r], start, TILE_KEYS, scale, scores[r], weights[r]);
+                weigh<bf16>(rows.max[r], rows.sum[r], rows.limits[r], start, count, scale, scores[r], weights[r]);
             if (correction != 1.0f) {
                 float* out = rows.out + r * cache.head_dim;
                 for (int d = 0; d < cache.head_dim; d += LANES) store(out + d, load<f32x16>(out + d) * correction);
             }
         }
-        add_values(rows, cache, table, head, start, std::min(TILE_KEYS, end - start), weights, scratch);
+        add_values(rows, cache, table, head, start, count, weights, scratch);
     }
 }
