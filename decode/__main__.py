@@ -37,7 +37,7 @@ def run(command: DecodeCommand, channel: SupervisorChannel | None) -> int:
         inbox=inbox,
         send=links.send,
         apply_transfer=puller.apply,
-        extra_counters=lambda: {**links.counters(), **puller.counters()},
+        extra_counters=lambda: {**links.counters(), **puller.counters(), **engine.runner.counters()},
         is_healthy=lambda: links.is_alive and puller.is_alive,
         watch=watch_gateways(options.gateway),
         drain_timeout_s=options.drain_timeout,

@@ -59,6 +59,11 @@ class Ops(Protocol):
         """There is no next step yet: what the ops hold ready for it may serve others."""
         ...
 
+    @property
+    def num_helped(self) -> int:
+        """Tasks of steps that were run on other cores than the caller's, so far."""
+        ...
+
     def others_want_cores(self) -> bool:
         """Whether another worker of this host has work that our cores could help with."""
         ...
@@ -84,6 +89,10 @@ class ReferenceOps:
 
     def rest(self) -> None:
         pass
+
+    @property
+    def num_helped(self) -> int:
+        return 0
 
     def others_want_cores(self) -> bool:
         return False

@@ -59,7 +59,7 @@ def run(command: PrefillCommand, channel: SupervisorChannel | None) -> int:
             inbox=inbox,
             send=links.send,
             apply_transfer=server.apply,
-            extra_counters=lambda: {**links.counters(), **server.counters()},
+            extra_counters=lambda: {**links.counters(), **server.counters(), **engine.runner.counters()},
             is_healthy=lambda: links.is_alive and server.is_alive,
             watch=watch_gateways(options.gateway),
             drain_timeout_s=options.drain_timeout,

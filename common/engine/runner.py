@@ -50,6 +50,10 @@ class ModelRunner:
             duration_s=time.perf_counter() - started,
         )
 
+    def counters(self) -> dict[str, float]:
+        """Totals for /metrics. Any thread may ask."""
+        return {"helped_tasks": float(self._ops.num_helped)}
+
     def rest(self) -> None:
         self._ops.rest()
 

@@ -75,11 +75,13 @@ void Pool::begin() {
         if (!(cores_[core].wanted.load(std::memory_order_relaxed) & bit_)) cores_[core].wanted.fetch_or(bit_);
     }
     own_.store(std::max(own, 0), std::memory_order_relaxed);
+    is_resting_.store(false);
     epoch_.fetch_add(1);
     if (num_idle_.load() + num_away_.load() > 0) wake_all(epoch_);
 }
 
 void Pool::rest() {
+    is_resting_.store(true);
     for (int core = 0; core < num_cores_; core++) {
         if (cores_[core].wanted.load(std::memory_order_relaxed) & bit_) cores_[core].wanted.fetch_and(~bit_);
     }
@@ -173,11 +175,16 @@ void Pool::help(int core) {
     while (!is_closing_) {
         if (core == own_.load(std::memory_order_relaxed)) {
             wait_while(parked_, 0, PARKED_NS);
-        } else if (epoch_.load(std::memory_order_relaxed) == epoch && now_ns() - last_task > SPIN_NS) {
+        } else if (is_resting_.load(std::memory_order_relaxed) && epoch_.load() == epoch &&
+                   now_ns() - last_task > SPIN_NS) {
             sleep(core, epoch, num_idle_, 0);
             last_task = now_ns();
         } else if (!may_use(core)) {
             sleep(core, epoch_.load(), num_away_, AWAY_NS);
+            last_task = now_ns();
+        } else if (epoch_.load(std::memory_order_relaxed) == epoch && now_ns() - last_task > SPIN_NS) {
+            sleep(core, epoch, num_idle_, 0);
+            last_task = now_ns();
         } else if (take()) {
             num_helped_.fetch_add(1, std::memory_order_relaxed);
             last_task = now_ns();

@@ -81,6 +81,7 @@ private:
     alignas(64) std::atomic<int> num_done_{0};
     alignas(64) std::atomic<uint32_t> epoch_{0};  // steps begun
     std::atomic<uint32_t> parked_{0};
+    std::atomic<bool> is_resting_{true};
     std::atomic<int> num_idle_{0}, num_away_{0};  // helpers that sleep, since there is no work; since they must
     std::atomic<bool> is_closing_{false};
     std::atomic<uint64_t> num_helped_{0};
