@@ -183,6 +183,41 @@ def test_the_first_block_begins_the_residual() -> None:
     assert torch.equal(residual, wanted_residual)
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_in_fp32_a_row_is_the_same_to_the_bit_in_every_batch(level: str) -> None:
+    """The last token of a context of 700: alone, among others, and as the end of a prompt."""
+    context, hidden = 700, 96
+    weights = make_attention(Random(torch.float32), 6, 2, 16, hidden)
+    mlp_weights = MLPWeights(
+        *(weights.norm, Random(torch.float32).linear(160, hidden), Random(torch.float32).linear(hidden, 80))
+    )
+    kv = make_kv(48, 2, BLOCK_SIZE, 16, torch.float32, fill=0.0)
+    ops = make_ops(torch.float32, level, num_cores=8, head_dim=16)
+    attention, mlp = ops.attention(weights), ops.mlp(mlp_weights)
+    hidden_states = torch.randn(context, hidden, generator=torch.Generator().manual_seed(4))
+
+    def run(decode: bool, count: int) -> Tensor:
+        """The last `count` tokens of the sequence, as one prompt or each as a sequence of its own."""
+        table = torch.arange(48, dtype=torch.int32).repeat(count, 1)
+        positions = torch.arange(context - count, context)
+        rows = TokenRows(
+            positions=positions,
+            slot_mapping=positions,
+            num_decode_rows=count if decode else 0,
+            decode=DecodeRows(table, positions.int() + 1) if decode else None,
+            prefill=None
+            if decode
+            else PrefillRows(torch.tensor([0, count]).int(), count, table[:1], torch.tensor([context]).int()),
+        )
+        x, residual = attention(hidden_states[context - count :].clone(), None, rows, kv)
+        x, residual = mlp(x, residual)
+        return (x + residual)[-1].clone()
+
+    expected = run(decode=False, count=context)
+    for decode, count in ((False, 5), (False, 1), (True, 1), (True, 2), (True, 3), (True, 40)):
+        assert torch.equal(run(decode, count), expected), (decode, count)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 16, 17, 33, 130])

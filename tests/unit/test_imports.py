@@ -50,6 +50,7 @@ FOREIGN_TO_POLICY = {"torch", "zmq", "asyncio", "threading", "socket"}
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
+MAX_LINE_LEN = 120
 
 
 def source_files() -> list[Path]:
@@ -118,6 +119,13 @@ def test_files_and_functions_are_short(path: Path) -> None:
     functions = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     lengths = {node.name: (node.end_lineno or node.lineno) - node.lineno + 1 for node in functions}
     assert {name: length for name, length in lengths.items() if length > MAX_FUNCTION_LINES} == {}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "kernels").rglob("src/*")), ids=lambda path: path.name)
+def test_native_sources_are_short(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    assert len(lines) <= MAX_FILE_LINES
+    assert max(map(len, lines)) <= MAX_LINE_LEN
 
 
 def test_the_kernels_package_is_a_docstring_only() -> None:

@@ -10,8 +10,8 @@
 
 #include "vec.h"
 
-constexpr int MAX_ROWS = 8;      // query rows that share a pass over the keys
-constexpr int TILE_KEYS = 128;   // keys between two corrections of the running maximum
+constexpr int MAX_ROWS = 8;       // query rows that share a pass over the keys
+constexpr int TILE_KEYS = 128;    // keys between two corrections of the running maximum
 constexpr int MAX_HEAD_DIM = 256;
 
 // One layer of the cache. A block's part of it: keys of all heads, then values of all heads.
@@ -45,8 +45,8 @@ struct QueryRows {
     f32x16 sum[MAX_ROWS];  // one sum a lane: added up at the end
 };
 
-// Products of R rows with N vectors of 16 keys from `key` of the tile on: together enough sums to hide a product's latency.
-// What lies a tile ahead is fetched meanwhile: a head's part of a block is too short for the machine to do it by itself.
+// Products of R rows with N vectors of 16 keys, from `key` of the tile on: enough sums to hide a product's latency.
+// What lies a tile ahead is fetched meanwhile: a head's part of a block is too short for the machine to do it alone.
 template <class T, int R, int N>
 inline void score_keys(const QueryRows& rows, const Cache& cache, const int32_t* table, int head, int start, int key,
                        int end, float (*scores)[TILE_KEYS]) {
@@ -162,7 +162,8 @@ inline void add_values_all(QueryRows& rows, int row, const Cache& cache, const i
         add_values<T, R, 1>(rows, row, cache, table, head, start, end, dim, corrections, weights);
 }
 
-// Let R rows see keys [begin, end) of one sequence; scale includes the logarithm's base. Each row sees at least one key of the first tile.
+// Let R rows see keys [begin, end) of one sequence; scale includes the logarithm's base. Each row sees at least one key
+// of the first tile.
 // head_dim is a multiple of 16, begin one of TILE_KEYS, block_size one of 16.
 template <class T, int R>
 void attend(QueryRows& rows, const Cache& cache, const int32_t* table, int head, int begin, int end, float scale) {

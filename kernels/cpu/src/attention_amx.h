@@ -26,8 +26,8 @@ inline void configure_attention_tiles() {
     _tile_loadconfig(&config);
 }
 
-// scores[16][TILE_KEYS] of keys [start, start + TILE_KEYS), four vectors of them at a time; blocks that begin past `end`
-// are not looked at.
+// scores[16][TILE_KEYS] of keys [start, start + TILE_KEYS), four vectors of them at a time; blocks that begin past
+// `end` are not looked at.
 inline void score_tile(const TileRows& rows, const Cache& cache, const int32_t* table, int head, int start, int end,
                        float (*scores)[TILE_KEYS]) {
     const int64_t key_stride = cache.block_size * 4;

@@ -32,8 +32,8 @@ struct Rows {
     const uint32_t* row(int index) const { return words + index * stride; }
 };
 
-// How far ahead of its use a weight is fetched, into the second cache: 2 KB. Less or more is 5 to 10% slower for one row
-// (256 MB, one core of a Xeon 6, 2026-12: 18.2 GB/s; 17.7 at half of it, 16.6 at twice).
+// How far ahead of its use a weight is fetched, into the second cache: 2 KB. For one row, 18.2 GB/s of 256 MB on one
+// core of a Xeon 6 (2026-12); 17.7 at half of it, 16.6 at twice.
 constexpr int64_t AHEAD_WORDS = 512;
 
 template <class T, int MR, int NP>
@@ -254,7 +254,7 @@ void multiply_panels(const Rows& x, int first_row, int end_row, const uint32_t* 
         multiply_tiles<T>(x, first_row, end_row, panels, panel_words, k_words, panel, end, store);
         return;
     }
-    if (num_rows == 1) {
+    if (Words<T>::PAIR == 2 && num_rows == 1) {  // fp32 adds in one order, however many rows there are
         constexpr int NP = Store::PAIRS ? 2 : 1;
         for (; p < end; p += NP) {
             f32x16 values[NP];
@@ -328,7 +328,8 @@ void multiply_all(Pool& pool, const Rows& x, const Linear& linear, const Store& 
     int num_row_blocks = (x.count + ROWS - 1) / ROWS;
     int64_t panel_bytes = linear.in * LANES * sizeof(T) * (x.count + 15) / 16;
     int least = int((MIN_TASK_BYTES + panel_bytes - 1) / panel_bytes + 7) / 8 * 8;
-    int per_task = std::max(least, x.count <= 32 ? std::clamp(num_panels / (8 * pool.num_threads()) / 8 * 8, 8, 64) : 16);
+    int spread = std::clamp(num_panels / (8 * pool.num_threads()) / 8 * 8, 8, 64);
+    int per_task = std::max(least, x.count <= 32 ? spread : 16);
     int num_runs = (num_panels + per_task - 1) / per_task;
     std::vector<float> sums;
     if (linear.format != PLAIN && x.count <= MAX_FEW_ROWS) sums = sum_groups(x, linear.num_groups());
