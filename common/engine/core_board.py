@@ -20,7 +20,7 @@ class CoreBoard:
     def __init__(self, folder: Path, num_cores: int, *, borrows: bool) -> None:
         """Take a place, and deal the cores out anew.
 
-        folder: exists; all workers of the host name the same one, and the same num_cores
+        folder: made if need be; all workers of the host name the same one, and the same num_cores
         Raises: ConfigError if there is no place left, or the folder cannot be used.
         """
         self._folder = folder

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,23 @@ def test_a_core_is_lent_while_its_worker_rests_and_given_back_at_once() -> None:
     second.ops.rest()
     assert not first.ops.others_want_cores()
     first.step_until_helped()
+
+
+def num_wakeups() -> int:
+    """Of all threads of this process, ever."""
+    lines = (line for task in Path("/proc/self/task").iterdir() for line in (task / "status").read_text().splitlines())
+    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:"))
+
+
+def test_helpers_of_a_worker_that_rests_sleep_although_others_want_their_cores() -> None:
+    first, second = two_workers(borrows=True)
+    second.step()
+    first.step()
+    first.ops.rest()
+    before = num_wakeups()
+    threading.Event().wait(0.5)
+    # Those that look twice a millisecond whether they may come back would wake up nearly a thousand times.
+    assert num_wakeups() - before < 200
 
 
 def test_static_cores_are_not_lent() -> None:

@@ -176,11 +176,12 @@ void Pool::help(int core) {
         if (core == own_.load(std::memory_order_relaxed)) {
             wait_while(parked_, 0, PARKED_NS);
         } else if (is_resting_.load(std::memory_order_relaxed) && epoch_.load() == epoch &&
-                   now_ns() - last_task > SPIN_NS) {
+                   (now_ns() - last_task > SPIN_NS || !may_use(core))) {
             sleep(core, epoch, num_idle_, 0);
             last_task = now_ns();
         } else if (!may_use(core)) {
-            sleep(core, epoch_.load(), num_away_, AWAY_NS);
+            epoch = epoch_.load();
+            sleep(core, epoch, num_away_, AWAY_NS);
             last_task = now_ns();
         } else if (epoch_.load(std::memory_order_relaxed) == epoch && now_ns() - last_task > SPIN_NS) {
             sleep(core, epoch, num_idle_, 0);
