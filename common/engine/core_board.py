@@ -36,7 +36,12 @@ class CoreBoard:
         self.cores = Cores(self._board, num_cores, self._worker, borrows)
 
     def refresh(self) -> None:
-        """Deal the cores out anew if a worker has gone; several times a second."""
+        """Deal the cores out anew if a worker has gone; several times a second.
+
+        Without the folder, which cleaners of temporary files may remove, nobody knows who is there: homes stay.
+        """
+        if not _place(self._folder, self._worker).exists():
+            return
         if set(self._find_live()) >= set[int]().union(*read_homes(self._board, self._num_cores)):
             return
         with _locked(self._folder / "board.lock"):

@@ -1,5 +1,6 @@
 """Workers of one host meet in a folder: places, homes, and what becomes of a worker that is gone."""
 
+import shutil
 import subprocess
 import sys
 import threading
@@ -80,6 +81,15 @@ def test_workers_that_come_and_go_share_the_cores(tmp_path: Path) -> None:
     next_one = OtherWorker(tmp_path / "shared", 4)
     assert next_one.worker == 1
     next_one.kill()
+
+
+def test_workers_keep_their_homes_when_somebody_removes_the_folder(tmp_path: Path) -> None:
+    ours = CoreBoard(tmp_path / "shared", 4, borrows=True)
+    other = OtherWorker(tmp_path / "shared", 4)
+    shutil.rmtree(tmp_path / "shared")
+    ours.refresh()
+    assert ours.cores.num_home() == 2
+    other.kill()
 
 
 def test_what_a_dead_worker_had_wanted_or_borrowed_is_forgotten() -> None:
