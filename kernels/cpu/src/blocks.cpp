@@ -9,13 +9,11 @@ namespace {
 template <class T>
 void run_mlp(Worker& worker, const MlpBlock& block, const float* x, float* residual, float* out, int count) {
     Rows normed = normalise<T>(worker, block.norm, x, residual, count, block.gate_up.in);
-    T* gated = worker.workspace.get<T>(GATED, count * block.down.in);
-    int64_t size = block.gate_up.out / 2;
-    if (block.down.in > size)
-        for (int row = 0; row < count; row++)
-            std::memset((void*)(gated + row * block.down.in + size), 0, (block.down.in - size) * sizeof(T));
-    multiply_all<T>(worker.pool, normed, block.gate_up, StoreGated<T>{gated, block.down.in, block.gate_up});
-    Rows rows{(const uint32_t*)gated, block.down.in / Words<T>::PAIR, count};
+    const int64_t stride = row_stride<T>(block.down.in);
+    T* gated = worker.workspace.get<T>(GATED, count * stride);
+    pad_rows(gated, count, block.gate_up.out / 2, block.down.in, stride);
+    multiply_all<T>(worker.pool, normed, block.gate_up, StoreGated<T>{gated, stride, block.gate_up});
+    Rows rows{(const uint32_t*)gated, stride / Words<T>::PAIR, count};
     multiply_all<T>(worker.pool, rows, block.down, StoreFloat{out, block.down});
 }
 

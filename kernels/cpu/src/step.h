@@ -81,8 +81,6 @@ struct Worker {
 
 enum Part { NORMED, QKV, Q, ATTENDED, GATED, PARTIAL };
 
-inline int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
-
 // Rows that a task of row-wise work takes: some 10 us each.
 constexpr int ROWS_A_TASK = 16;
 
@@ -93,6 +91,14 @@ void run_rows(Pool& pool, int num_rows, const Task& task) {
         int end = std::min(num_rows, (index + 1) * ROWS_A_TASK);
         for (int row = index * ROWS_A_TASK; row < end; row++) task(row);
     });
+}
+
+// Zeros from the end of each row's `size` values to `padded` of them.
+template <class T>
+void pad_rows(T* rows, int count, int64_t size, int64_t padded, int64_t stride) {
+    if (padded == size) return;
+    for (int row = 0; row < count; row++)
+        std::memset((void*)(rows + row * stride + size), 0, (padded - size) * sizeof(T));
 }
 
 // residual += x; out = weight * residual / rms(residual), padded with zeros.
@@ -119,10 +125,11 @@ void add_and_normalise(const Norm& norm, const float* x, float* residual, T* out
 
 template <class T>
 Rows normalise(Worker& worker, const Norm& norm, const float* x, float* residual, int count, int64_t padded) {
-    T* out = worker.workspace.get<T>(NORMED, count * padded);
+    const int64_t stride = row_stride<T>(padded);
+    T* out = worker.workspace.get<T>(NORMED, count * stride);
     run_rows(worker.pool, count, [&](int row) {
         const float* added = x ? x + row * norm.size : nullptr;
-        add_and_normalise(norm, added, residual + row * norm.size, out + row * padded, padded);
+        add_and_normalise(norm, added, residual + row * norm.size, out + row * stride, padded);
     });
-    return {(const uint32_t*)out, padded / Words<T>::PAIR, count};
+    return {(const uint32_t*)out, stride / Words<T>::PAIR, count};
 }
