@@ -8,6 +8,7 @@ from pathlib import Path
 
 from common.config import (
     COMMANDS,
+    AggregatedCommand,
     BenchGoodputCommand,
     BenchMixedCommand,
     BenchRunCommand,
@@ -78,6 +79,10 @@ def _start(command: Command) -> int:
             from decode import __main__ as decode
 
             return decode.run(command, _channel(command.supervision))
+        case AggregatedCommand():
+            from aggregated import __main__ as aggregated
+
+            return aggregated.run(command, _channel(command.supervision))
         case ChatCommand():
             from gateway import chat_client
 

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("kernels", "common.engine", "common", "kvtransfer", "gateway", "prefill", "decode", "bench", "baton")
+ROOMS = (
+    *("kernels", "common.engine", "common", "kvtransfer", "gateway", "prefill", "decode", "aggregated", "bench"),
+    "baton",
+)
 """`common.engine` before `common`: the first that matches is a module's room."""
 
 MAY_IMPORT = {
@@ -19,12 +22,14 @@ MAY_IMPORT = {
     "gateway": {"gateway", "common"},
     "prefill": {"prefill", "kvtransfer", "common.engine", "common"},
     "decode": {"decode", "kvtransfer", "common.engine", "common"},
+    "aggregated": {"aggregated", "prefill", "decode", "kvtransfer", "common.engine", "common"},
     "bench": {"bench", "common"},
-    "baton": {"common", "gateway", "prefill", "decode", "bench"},
+    "baton": {"common", "gateway", "prefill", "decode", "aggregated", "bench"},
 }
 FOREIGN_TO = {room: {"torch", "transformers"} for room in ("common", "gateway", "bench")}
 
 POLICY = (
+    "aggregated.service",
     "bench.figures",
     "bench.goodput",
     "bench.interleave",
@@ -54,8 +59,8 @@ MAX_LINE_LEN = 120
 
 
 def source_files() -> list[Path]:
-    folders = ("kernels", "common", "kvtransfer", "gateway", "prefill", "decode", "bench")
-    return [ROOT / "baton.py", *sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))]
+    folders = sorted({room.partition(".")[0] for room in ROOMS if room != "baton"})
+    return [ROOT / "baton.py", *(path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))]
 
 
 def module_name(path: Path) -> str:
