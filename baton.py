@@ -9,6 +9,7 @@ from pathlib import Path
 from common.config import (
     COMMANDS,
     BenchGoodputCommand,
+    BenchHandoffCommand,
     BenchMixedCommand,
     BenchRunCommand,
     ChatCommand,
@@ -86,6 +87,10 @@ def _start(command: Command) -> int:
             from bench import __main__ as bench
 
             return bench.run(command)
+        case BenchHandoffCommand():
+            from bench.inside import __main__ as inside
+
+            return inside.run(command)
 
 
 def _channel(options: SupervisionOptions) -> SupervisorChannel | None:

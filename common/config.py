@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from common.bench_config import BenchCommand, BenchGoodputCommand, BenchMixedCommand, BenchRunCommand
+from common.bench_inside_config import BenchHandoffCommand, InsideCommand
 from common.flag_values import ByteSize
 from common.flags import Flag, Option, options_of, parse
 
@@ -262,7 +263,7 @@ class ChatCommand:
     chat: ChatOptions = field(default_factory=ChatOptions)
 
 
-Command = GatewayCommand | PrefillCommand | DecodeCommand | ServeCommand | ChatCommand | BenchCommand
+Command = GatewayCommand | PrefillCommand | DecodeCommand | ServeCommand | ChatCommand | BenchCommand | InsideCommand
 
 COMMANDS: dict[str, type[Command]] = {
     "serve": ServeCommand,
@@ -273,6 +274,7 @@ COMMANDS: dict[str, type[Command]] = {
     "bench run": BenchRunCommand,
     "bench goodput": BenchGoodputCommand,
     "bench mixed": BenchMixedCommand,
+    "bench handoff": BenchHandoffCommand,
 }
 
 

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("kernels", "common.engine", "common", "kvtransfer", "gateway", "prefill", "decode", "bench", "baton")
-"""`common.engine` before `common`: the first that matches is a module's room."""
+ROOMS = (
+    *("kernels", "common.engine", "common", "kvtransfer"),
+    *("gateway", "prefill", "decode", "bench.inside", "bench", "baton"),
+)
+"""`common.engine` before `common`, `bench.inside` before `bench`: the first that matches is a module's room."""
 
 MAY_IMPORT = {
     "kernels": {"kernels"},
@@ -20,7 +23,8 @@ MAY_IMPORT = {
     "prefill": {"prefill", "kvtransfer", "common.engine", "common"},
     "decode": {"decode", "kvtransfer", "common.engine", "common"},
     "bench": {"bench", "common"},
-    "baton": {"common", "gateway", "prefill", "decode", "bench"},
+    "bench.inside": {"bench.inside", "bench", "gateway", "kvtransfer", "common.engine", "common", "kernels"},
+    "baton": {"common", "gateway", "prefill", "decode", "bench", "bench.inside"},
 }
 FOREIGN_TO = {room: {"torch", "transformers"} for room in ("common", "gateway", "bench")}
 

@@ -1,0 +1,48 @@
+"""Results of the commands that look inside, as one plot each."""
+
+# pyright: basic
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.inside.handoff import HandoffReport
+from bench.plots import check_matplotlib, finish, label_plainly, new_figure
+from common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def check_plot(path: str) -> None:
+    """Before minutes of measuring. Raises: ConfigError."""
+    check_matplotlib("--plot")
+    if Path(path).suffix not in (".png", ".svg"):
+        raise ConfigError(f"--plot: got {path}, wanted a name that ends in .png or .svg")
+    if not Path(path).parent.is_dir():
+        raise ConfigError(f"--plot: got {path}, wanted a file in a folder that exists")
+
+
+def plot_handoffs(report: HandoffReport, path: str) -> None:
+    figure, (axes,) = new_figure(1)
+    for transport in dict.fromkeys(found.transport for found in report.handoffs):
+        line = [found for found in report.handoffs if found.transport == transport]
+        axes.plot(
+            [found.num_tokens for found in line],
+            [found.bytes_per_s / 1e9 for found in line],
+            marker="o",
+            label=transport,
+        )
+    limit = report.limit_bytes_per_s / 1e9
+    axes.axhline(limit, color="gray", linestyle="--", linewidth=1, label="one core: a copy and a checksum")
+    axes.set(xlabel="tokens", ylabel="GB/s", xscale="log", ylim=(0, None))
+    label_plainly(axes.xaxis)
+    finish(axes)
+    _save(figure, path)
+
+
+def _save(figure: "Figure", path: str) -> None:
+    """Raises: ConfigError."""
+    try:
+        figure.savefig(path, dpi=100)
+    except OSError as error:
+        raise ConfigError(f"--plot: cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,66 @@
+"""Options of the commands of `baton bench` that look at the engine from inside, without a server.
+
+What a worker has an option for is named as there, and takes the same variable.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Literal
+
+from common.flags import Flag
+
+_flag = partial(Flag, prefix="BENCH_")
+
+_counts = partial(_flag, pattern=r"[1-9]\d*", wanted="whole numbers such as 1,2,4")
+
+
+@dataclass(frozen=True, slots=True)
+class InsideModelOptions:
+    """model"""
+
+    model: Annotated[str, Flag(help="folder, .gguf file or hub name; empty for the built-in SmolLM2-135M-Instruct")] = (
+        ""
+    )
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Flag(help="of weights, activations and KV; auto: bfloat16 where the device computes it natively"),
+    ] = "auto"
+    block_size: Annotated[int, Flag(help="of a KV block; even", unit="tokens", at_least=2)] = 16
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffOptions:
+    """handoffs"""
+
+    transports: Annotated[
+        tuple[str, ...], _flag(help="to measure, one after the other", pattern="shm|tcp", wanted="shm, tcp or both")
+    ] = ("shm", "tcp")
+    handoff_lens: Annotated[tuple[str, ...], _counts(help="of the prompts whose KV is handed over", unit="tokens")] = (
+        "128",
+        "512",
+        "1024",
+        "2048",
+        "4096",
+        "8192",
+    )
+    handoff_repeats: Annotated[int, _flag(help="of each length", at_least=1)] = 15
+
+
+@dataclass(frozen=True, slots=True)
+class InsideResultOptions:
+    """results"""
+
+    json: Annotated[str, _flag(help="file for everything measured")] = ""
+    plot: Annotated[str, _flag(help="file for a plot: .png or .svg; needs the extra `bench`")] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchHandoffCommand:
+    """Measure how fast KV blocks go from one process of this host to another."""
+
+    model: InsideModelOptions = field(default_factory=InsideModelOptions)
+    handoff: HandoffOptions = field(default_factory=HandoffOptions)
+    results: InsideResultOptions = field(default_factory=InsideResultOptions)
+
+
+InsideCommand = BenchHandoffCommand
