@@ -12,6 +12,7 @@ from common.config import (
     BenchHandoffCommand,
     BenchMixedCommand,
     BenchRunCommand,
+    BenchStepsCommand,
     ChatCommand,
     Command,
     DecodeCommand,
@@ -87,7 +88,7 @@ def _start(command: Command) -> int:
             from bench import __main__ as bench
 
             return bench.run(command)
-        case BenchHandoffCommand():
+        case BenchHandoffCommand() | BenchStepsCommand():
             from bench.inside import __main__ as inside
 
             return inside.run(command)

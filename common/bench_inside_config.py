@@ -29,6 +29,56 @@ class InsideModelOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class InsideEngineOptions:
+    """engine"""
+
+    cores: Annotated[int, Flag(help="to compute on; 0: those available to the process", at_least=0)] = 0
+    kernels: Annotated[
+        Literal["auto", "cpu", "reference"],
+        Flag(help="cpu: native, built on first use; reference: plain PyTorch; auto: native if that can be had"),
+    ] = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationOptions:
+    """weights"""
+
+    quantization: Annotated[
+        Literal["none", "int8", "int4", "auto"],
+        Flag(help="of weights in memory, 32 with a scale; the head has 8 bits at least; auto: what a .gguf file holds"),
+    ] = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """steps"""
+
+    curves: Annotated[
+        tuple[str, ...],
+        _flag(
+            help="decode steps by batch and by context, prompts by length",
+            pattern="batch|context|prompt",
+            wanted="some of batch, context, prompt",
+        ),
+    ] = ("batch", "context", "prompt")
+    batch_sizes: Annotated[tuple[str, ...], _counts(help="of the batch curve", unit="sequences")] = (
+        *("1", "2", "4", "8", "16", "32", "64"),
+    )
+    batch_context: Annotated[int, _flag(help="of every sequence of the batch curve", unit="tokens", at_least=2)] = 512
+    contexts: Annotated[tuple[str, ...], _counts(help="of the context curve", unit="tokens")] = (
+        *("128", "256", "512", "1024", "2048", "4096", "8192"),
+    )
+    context_batch: Annotated[int, _flag(help="of the context curve", unit="sequences", at_least=1)] = 8
+    prompt_lens: Annotated[tuple[str, ...], _counts(help="of the prompt curve; a step each", unit="tokens")] = (
+        *("128", "256", "512", "1024", "2048", "4096", "8192"),
+    )
+    step_repeats: Annotated[int, _flag(help="of a point, unless it takes too long", at_least=1)] = 15
+    point_time: Annotated[
+        float, _flag(help="of a point, after which its steps end; it has three at least", unit="s", at_least=0)
+    ] = 5.0
+
+
+@dataclass(frozen=True, slots=True)
 class HandoffOptions:
     """handoffs"""
 
@@ -63,4 +113,15 @@ class BenchHandoffCommand:
     results: InsideResultOptions = field(default_factory=InsideResultOptions)
 
 
-InsideCommand = BenchHandoffCommand
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchStepsCommand:
+    """Measure how the time of a step grows with batch, context and prompt, without a server."""
+
+    model: InsideModelOptions = field(default_factory=InsideModelOptions)
+    engine: InsideEngineOptions = field(default_factory=InsideEngineOptions)
+    weights: QuantizationOptions = field(default_factory=QuantizationOptions)
+    steps: StepOptions = field(default_factory=StepOptions)
+    results: InsideResultOptions = field(default_factory=InsideResultOptions)
+
+
+InsideCommand = BenchHandoffCommand | BenchStepsCommand

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.inside.handoff import HandoffReport
+from bench.inside.steps import StepReport
 from bench.plots import check_matplotlib, finish, label_plainly, new_figure
 from common.errors import ConfigError
 
@@ -37,6 +38,30 @@ def plot_handoffs(report: HandoffReport, path: str) -> None:
     axes.set(xlabel="tokens", ylabel="GB/s", xscale="log", ylim=(0, None))
     label_plainly(axes.xaxis)
     finish(axes)
+    _save(figure, path)
+
+
+def plot_steps(report: StepReport, path: str) -> None:
+    """Both axes logarithmic: a straight line is a power, and one as steep as the gray ones is proportional."""
+    figure, axes = new_figure(len(report.curves), 4.0)
+    for one, curve in zip(axes, report.curves, strict=True):
+        sizes = [point.size for point in curve.points]
+        medians = [1000 * point.median_s for point in curve.points]
+        fastest = [1000 * min(point.times_s) for point in curve.points]
+        slowest = [1000 * max(point.times_s) for point in curve.points]
+        one.fill_between(sizes, fastest, slowest, alpha=0.2)
+        one.plot(sizes, medians, marker="o", label="median, fastest to slowest")
+        one.plot(
+            sizes,
+            [medians[-1] * size / sizes[-1] for size in sizes],
+            color="gray",
+            linestyle="--",
+            label="proportional",
+        )
+        one.set(title=curve.title, xlabel=curve.size_name, ylabel="ms", xscale="log", yscale="log")
+        for axis in (one.xaxis, one.yaxis):
+            label_plainly(axis)
+        finish(one)
     _save(figure, path)
 
 

@@ -1,7 +1,15 @@
 """Results of the commands that look inside, on the terminal."""
 
+from rich.markup import escape
+from rich.table import Table
+
+from bench.inside.curves import Curve
 from bench.inside.handoff import HandoffReport
+from bench.inside.steps import StepReport
 from bench.terminal import new_table, open_console
+
+SUPER_LINEAR = 1.1
+"""An exponent above it is more than the noise of a proportional cost."""
 
 
 def print_handoffs(report: HandoffReport) -> None:
@@ -19,6 +27,40 @@ def print_handoffs(report: HandoffReport) -> None:
     console.print(f"One core that copies blocks and checks the copies: {report.limit_bytes_per_s / 1e9:.2f} GB/s")
     for transport, time_s in report.connect_s.items():
         console.print(f"The first block over {transport}, with the connection: {_ms(time_s)} ms")
+
+
+def print_steps(report: StepReport) -> None:
+    console = open_console()
+    console.print(f"{escape(report.model)}, {report.dtype}, {report.ops}, {report.num_cores} cores")
+    for curve in report.curves:
+        console.print(_curve(curve))
+        console.print(f"{curve.title}: {_growth(curve)}")
+        if unsteady := [str(point.size) for point in curve.points if point.is_unsteady]:
+            console.print(f"warning: unsteady at {', '.join(unsteady)}: did something else run?")
+    if report.left_out:
+        console.print(f"Left out, longer than the model takes: {', '.join(map(str, report.left_out))}")
+
+
+def _curve(curve: Curve) -> Table:
+    table = new_table(curve.title, (), (curve.size_name, "median, ms", "min", "max", "tok/s", "growth", "repeats"))
+    for point, exponent in zip(curve.points, [None, *curve.exponents()], strict=True):
+        times_s = point.times_s
+        table.add_row(
+            *(str(point.size), _ms(point.median_s), _ms(min(times_s)), _ms(max(times_s))),
+            *(f"{point.num_tokens / point.median_s:.0f}", "" if exponent is None else f"{exponent:.2f}"),
+            str(len(times_s)),
+        )
+    return table
+
+
+def _growth(curve: Curve) -> str:
+    """The exponents in a line; what grows faster than its size stands out."""
+    steps = [
+        f"to {point.size} {'[bold red]' if exponent > SUPER_LINEAR else ''}{exponent:.2f}"
+        f"{'[/bold red] (more than proportional)' if exponent > SUPER_LINEAR else ''}"
+        for point, exponent in zip(curve.points[1:], curve.exponents(), strict=True)
+    ]
+    return f"time grows as {curve.size_name} to the power of: {', '.join(steps) or 'one point only'}"
 
 
 def _ms(seconds: float) -> str:

@@ -25,6 +25,23 @@ def results_of(command: str, model: Path, folder: Path, *flags: str) -> dict[str
     return json.loads((folder / "results.json").read_text())
 
 
+def test_steps_are_timed_along_every_curve(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ("--batch-sizes=1,3", "--batch-context=20", "--contexts=2,40,1024", "--context-batch=2", "--prompt-lens=8")
+    results = results_of("steps", model, tmp_path, *sizes, "--step-repeats=2", "--cores=1")
+    found = {curve["name"]: [point["size"] for point in curve["points"]] for curve in results["curves"]}
+    assert found == {"batch": [1, 3], "context": [2, 40], "prompt": [8]}
+    assert {len(point["times_s"]) for curve in results["curves"] for point in curve["points"]} == {2}
+    shown = capsys.readouterr().out
+    assert "time grows as sequences to the power of: to 3" in shown
+    assert "Left out, longer than the model takes: 1024" in shown
+
+
+def test_a_cache_that_does_not_fit_is_named(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["bench", "steps", f"--model={model}", "--curves=batch", "--batch-sizes=1000000000", "--batch-context=512"]
+    assert baton.main(argv) == 2
+    assert "batch times context must fit into the" in capsys.readouterr().err
+
+
 def test_handoffs_are_timed_over_both_transports(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
