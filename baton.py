@@ -11,6 +11,7 @@ from common.config import (
     BenchGoodputCommand,
     BenchHandoffCommand,
     BenchMixedCommand,
+    BenchPerplexityCommand,
     BenchRunCommand,
     BenchStepsCommand,
     ChatCommand,
@@ -88,7 +89,7 @@ def _start(command: Command) -> int:
             from bench import __main__ as bench
 
             return bench.run(command)
-        case BenchHandoffCommand() | BenchStepsCommand():
+        case BenchStepsCommand() | BenchPerplexityCommand() | BenchHandoffCommand():
             from bench.inside import __main__ as inside
 
             return inside.run(command)

@@ -79,6 +79,26 @@ class StepOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class PerplexityOptions:
+    """text"""
+
+    text_file: Annotated[str, _flag(help="plain text in UTF-8")] = ""
+    quantizations: Annotated[
+        tuple[str, ...],
+        _flag(
+            help="of weights, each compared with the first",
+            pattern="none|int8|int4|auto",
+            wanted="some of none, int8, int4, auto",
+        ),
+    ] = ("none", "int8", "int4")
+    window: Annotated[int, _flag(help="that the model sees at a time", unit="tokens", at_least=2)] = 1024
+    stride: Annotated[
+        int, _flag(help="between windows: what a window has in common with the last is not scored again", at_least=1)
+    ] = 512
+    max_text_tokens: Annotated[int, _flag(help="the text is cut to it; 0: not", unit="tokens", at_least=0)] = 0
+
+
+@dataclass(frozen=True, slots=True)
 class HandoffOptions:
     """handoffs"""
 
@@ -101,6 +121,12 @@ class InsideResultOptions:
     """results"""
 
     json: Annotated[str, _flag(help="file for everything measured")] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class InsidePlotOptions:
+    """plot"""
+
     plot: Annotated[str, _flag(help="file for a plot: .png or .svg; needs the extra `bench`")] = ""
 
 
@@ -110,6 +136,7 @@ class BenchHandoffCommand:
 
     model: InsideModelOptions = field(default_factory=InsideModelOptions)
     handoff: HandoffOptions = field(default_factory=HandoffOptions)
+    plots: InsidePlotOptions = field(default_factory=InsidePlotOptions)
     results: InsideResultOptions = field(default_factory=InsideResultOptions)
 
 
@@ -121,7 +148,18 @@ class BenchStepsCommand:
     engine: InsideEngineOptions = field(default_factory=InsideEngineOptions)
     weights: QuantizationOptions = field(default_factory=QuantizationOptions)
     steps: StepOptions = field(default_factory=StepOptions)
+    plots: InsidePlotOptions = field(default_factory=InsidePlotOptions)
     results: InsideResultOptions = field(default_factory=InsideResultOptions)
 
 
-InsideCommand = BenchHandoffCommand | BenchStepsCommand
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchPerplexityCommand:
+    """Measure how well the model predicts a text, with weights as they are and quantised."""
+
+    model: InsideModelOptions = field(default_factory=InsideModelOptions)
+    engine: InsideEngineOptions = field(default_factory=InsideEngineOptions)
+    text: PerplexityOptions = field(default_factory=PerplexityOptions)
+    results: InsideResultOptions = field(default_factory=InsideResultOptions)
+
+
+InsideCommand = BenchHandoffCommand | BenchPerplexityCommand | BenchStepsCommand

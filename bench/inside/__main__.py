@@ -1,60 +1,103 @@
-"""`baton bench steps` and `handoff`: what each of them does, in order."""
+"""`baton bench steps`, `perplexity` and `handoff`: what each of them does, in order."""
 
-from bench.inside.engine import find_source, load_engine
-from bench.inside.handoff import HandoffReport, measure_handoffs
+from pathlib import Path
+
+from bench.inside.engine import ModelSource, find_source, load_engine
+from bench.inside.handoff import measure_handoffs
+from bench.inside.perplexity import measure_perplexities
 from bench.inside.plots import check_plot, plot_handoffs, plot_steps
 from bench.inside.steps import StepReport, left_out, measure_curves, plan_curves
-from bench.inside.tables import print_handoffs, print_steps
+from bench.inside.tables import print_handoffs, print_perplexities, print_steps
+from bench.inside.windows import cut_windows
 from bench.progress import progress
 from bench.report import check_json_path, write_json
-from common.bench_inside_config import BenchHandoffCommand, BenchStepsCommand, InsideCommand, InsideResultOptions
+from common.bench_inside_config import (
+    BenchHandoffCommand,
+    BenchPerplexityCommand,
+    BenchStepsCommand,
+    InsideCommand,
+    PerplexityOptions,
+)
+from common.errors import ConfigError
+from gateway.tokenizer import load_tokenizer
 
 
 def run(command: InsideCommand) -> int:
     """Measure, show, write. Raises: BatonError."""
-    results = command.results
-    _check_results(results)
+    if command.results.json:
+        check_json_path(command.results.json)
     match command:
         case BenchStepsCommand():
-            report = _measure_steps(command)
-            print_steps(report)
-            if results.plot:
-                plot_steps(report, results.plot)
+            report = _steps(command)
+        case BenchPerplexityCommand():
+            report = _perplexity(command)
         case BenchHandoffCommand():
-            report = _measure_handoffs(command)
-            print_handoffs(report)
-            if results.plot:
-                plot_handoffs(report, results.plot)
-    if results.json:
-        write_json(report, results.json)
+            report = _handoff(command)
+    if command.results.json:
+        write_json(report, command.results.json)
     return 0
 
 
-def _check_results(results: InsideResultOptions) -> None:
-    """Before minutes of measuring. Raises: ConfigError."""
-    if results.json:
-        check_json_path(results.json)
-    if results.plot:
-        check_plot(results.plot)
-
-
-def _measure_steps(command: BenchStepsCommand) -> StepReport:
+def _steps(command: BenchStepsCommand) -> object:
+    """Each of these measures and shows, and returns its report."""
+    check_plot(command.plots.plot)
     source = find_source(command.model)
     planned = plan_curves(source, command.steps)
     num_blocks = max(curve.num_blocks for curve in planned)
     engine = load_engine(source, command.engine, command.weights.quantization, num_blocks)
     with progress("steps", sum(len(curve.sizes) for curve in planned)) as tick:
         curves = measure_curves(engine, planned, command.steps.step_repeats, command.steps.point_time, tick)
-    return StepReport(
+    report = StepReport(
         *(source.files.name, engine.ops.name, source.layout.dtype, engine.num_cores),
         *(left_out(source, command.steps), curves),
     )
+    print_steps(report)
+    if command.plots.plot:
+        plot_steps(report, command.plots.plot)
+    return report
 
 
-def _measure_handoffs(command: BenchHandoffCommand) -> HandoffReport:
+def _perplexity(command: BenchPerplexityCommand) -> object:
+    options = command.text
+    source = find_source(command.model)
+    token_ids = _read_tokens(source, options)
+    num_windows = len(cut_windows(len(token_ids), options.window, options.stride))
+    with progress("windows", num_windows * len(options.quantizations)) as tick:
+        report = measure_perplexities(
+            *(source, command.engine, options.quantizations, token_ids, options.window, options.stride, tick),
+        )
+    print_perplexities(report)
+    return report
+
+
+def _read_tokens(source: ModelSource, options: PerplexityOptions) -> list[int]:
+    """Raises: ConfigError when there is no text, or no window that it can be cut into; ModelError."""
+    if not options.stride < options.window <= source.files.max_context:
+        raise ConfigError(
+            f"wanted --stride below --window, and that at most the {source.files.max_context} tokens of the model,"
+            f" got {options.stride} and {options.window}"
+        )
+    try:
+        text = Path(options.text_file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"--text-file: cannot read {options.text_file or 'a file without a name'}: {error}"
+        ) from error
+    token_ids = load_tokenizer(source.files).encode(text, add_special_tokens=True)
+    token_ids = token_ids[: options.max_text_tokens or None]
+    if len(token_ids) < 2:
+        raise ConfigError(f"--text-file: wanted two tokens at least, got {len(token_ids)} in {options.text_file}")
+    return token_ids
+
+
+def _handoff(command: BenchHandoffCommand) -> object:
+    check_plot(command.plots.plot)
     options = command.handoff
     lens = [int(num) for num in options.handoff_lens]
-    total = len(options.transports) * len(lens) * options.handoff_repeats
     layout = find_source(command.model).layout
-    with progress("handing over", total) as tick:
-        return measure_handoffs(layout, options.transports, lens, options.handoff_repeats, tick)
+    with progress("handing over", len(options.transports) * len(lens) * options.handoff_repeats) as tick:
+        report = measure_handoffs(layout, options.transports, lens, options.handoff_repeats, tick)
+    print_handoffs(report)
+    if command.plots.plot:
+        plot_handoffs(report, command.plots.plot)
+    return report

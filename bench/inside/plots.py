@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def check_plot(path: str) -> None:
-    """Before minutes of measuring. Raises: ConfigError."""
+    """Before minutes of measuring; nothing to check when no plot is wanted. Raises: ConfigError."""
+    if not path:
+        return
     check_matplotlib("--plot")
     if Path(path).suffix not in (".png", ".svg"):
         raise ConfigError(f"--plot: got {path}, wanted a name that ends in .png or .svg")

@@ -5,6 +5,7 @@ from rich.table import Table
 
 from bench.inside.curves import Curve
 from bench.inside.handoff import HandoffReport
+from bench.inside.perplexity import PerplexityReport
 from bench.inside.steps import StepReport
 from bench.terminal import new_table, open_console
 
@@ -61,6 +62,24 @@ def _growth(curve: Curve) -> str:
         for point, exponent in zip(curve.points[1:], curve.exponents(), strict=True)
     ]
     return f"time grows as {curve.size_name} to the power of: {', '.join(steps) or 'one point only'}"
+
+
+def print_perplexities(report: PerplexityReport) -> None:
+    console = open_console()
+    numbers = ("perplexity", "over the first's", "standard error", "same likeliest token", "s", "tok/s computed")
+    table = new_table("Perplexity", ("quantization", "ops"), numbers)
+    for found in report.results:
+        table.add_row(
+            *(found.quantization, found.ops, f"{found.perplexity:.3f}"),
+            *(f"{found.comparison.ratio:.4f}", f"{found.comparison.ratio_error:.4f}"),
+            *(f"{found.comparison.same_guesses:.1%}", f"{found.time_s:.1f}"),
+            f"{report.num_computed / found.time_s:.0f}",
+        )
+    console.print(table)
+    console.print(
+        f"{escape(report.model)}, {report.dtype}: {report.num_scored} tokens, in windows of {report.window},"
+        f" one every {report.stride}"
+    )
 
 
 def _ms(seconds: float) -> str:

@@ -1,9 +1,13 @@
 """The pure parts of the commands that look at the engine from inside."""
 
+import math
+
+import numpy as np
 import pytest
 
 from bench.inside.curves import Curve, Point
 from bench.inside.plans import decode_plan, num_blocks_for, prompt_plan, prompt_tokens
+from bench.inside.windows import Scores, Window, compare, cut_windows, join
 
 
 def curve(*points: tuple[int, float]) -> Curve:
@@ -38,3 +42,38 @@ def test_prompt_tokens_are_spread_over_the_vocabulary() -> None:
     assert len(set(token_ids)) == 1000
     assert max(token_ids) > 40_000
     assert max(prompt_tokens(1000, 257)) < 257
+
+
+@pytest.mark.parametrize("num_tokens", [2, 7, 8, 9, 12, 13, 100])
+@pytest.mark.parametrize("stride", [1, 3, 7])
+def test_windows_score_every_token_but_the_first_once(num_tokens: int, stride: int) -> None:
+    windows = cut_windows(num_tokens, 8, stride)
+    scored = [index for window in windows for index in range(window.first_scored, window.end)]
+    assert scored == list(range(1, num_tokens))
+    assert all(window.start < window.first_scored and window.end - window.start <= 8 for window in windows)
+
+
+def test_a_window_begins_a_stride_after_the_one_before() -> None:
+    assert cut_windows(12, 8, 4) == [Window(0, 8, 1), Window(4, 12, 8)]
+
+
+def scores(surprises: list[float], guesses: list[int]) -> Scores:
+    return Scores(np.array(surprises), np.array(guesses))
+
+
+def test_perplexity_is_the_geometric_mean_of_how_many_tokens_seemed_possible() -> None:
+    assert scores([math.log(2), math.log(8)], [0, 0]).perplexity == pytest.approx(4)
+
+
+def test_a_constant_difference_has_no_error() -> None:
+    base = scores([1.0, 5.0, 3.0], [1, 2, 3])
+    found = compare(scores([1.5, 5.5, 3.5], [1, 2, 4]), base)
+    assert found.ratio == pytest.approx(math.exp(0.5))
+    assert found.ratio_error == pytest.approx(0)
+    assert found.same_guesses == pytest.approx(2 / 3)
+
+
+def test_scores_of_windows_are_joined_in_order() -> None:
+    joined = join([scores([1.0], [1]), scores([2.0, 3.0], [2, 3])])
+    assert joined.surprises.tolist() == [1, 2, 3]
+    assert joined.guesses.tolist() == [1, 2, 3]
