@@ -12,6 +12,7 @@ from common.config import (
     BenchHandoffCommand,
     BenchMixedCommand,
     BenchPerplexityCommand,
+    BenchPhasesCommand,
     BenchRunCommand,
     BenchStepsCommand,
     ChatCommand,
@@ -89,7 +90,7 @@ def _start(command: Command) -> int:
             from bench import __main__ as bench
 
             return bench.run(command)
-        case BenchStepsCommand() | BenchPerplexityCommand() | BenchHandoffCommand():
+        case BenchStepsCommand() | BenchPhasesCommand() | BenchPerplexityCommand() | BenchHandoffCommand():
             from bench.inside import __main__ as inside
 
             return inside.run(command)

@@ -79,6 +79,16 @@ class StepOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class PhaseOptions:
+    """phases"""
+
+    phase_batch: Annotated[int, _flag(help="of decode steps", unit="sequences", at_least=1)] = 8
+    phase_context: Annotated[int, _flag(help="of each sequence of a decode step", unit="tokens", at_least=2)] = 512
+    phase_prompt_len: Annotated[int, _flag(help="of a prompt in one step", unit="tokens", at_least=2)] = 1024
+    phase_repeats: Annotated[int, _flag(help="steps of each kind", at_least=1)] = 30
+
+
+@dataclass(frozen=True, slots=True)
 class PerplexityOptions:
     """text"""
 
@@ -131,16 +141,6 @@ class InsidePlotOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchHandoffCommand:
-    """Measure how fast KV blocks go from one process of this host to another."""
-
-    model: InsideModelOptions = field(default_factory=InsideModelOptions)
-    handoff: HandoffOptions = field(default_factory=HandoffOptions)
-    plots: InsidePlotOptions = field(default_factory=InsidePlotOptions)
-    results: InsideResultOptions = field(default_factory=InsideResultOptions)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BenchStepsCommand:
     """Measure how the time of a step grows with batch, context and prompt, without a server."""
 
@@ -148,6 +148,18 @@ class BenchStepsCommand:
     engine: InsideEngineOptions = field(default_factory=InsideEngineOptions)
     weights: QuantizationOptions = field(default_factory=QuantizationOptions)
     steps: StepOptions = field(default_factory=StepOptions)
+    plots: InsidePlotOptions = field(default_factory=InsidePlotOptions)
+    results: InsideResultOptions = field(default_factory=InsideResultOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchPhasesCommand:
+    """Measure where the time of a step goes, beside what the machine could do at most."""
+
+    model: InsideModelOptions = field(default_factory=InsideModelOptions)
+    engine: InsideEngineOptions = field(default_factory=InsideEngineOptions)
+    weights: QuantizationOptions = field(default_factory=QuantizationOptions)
+    phases: PhaseOptions = field(default_factory=PhaseOptions)
     plots: InsidePlotOptions = field(default_factory=InsidePlotOptions)
     results: InsideResultOptions = field(default_factory=InsideResultOptions)
 
@@ -162,4 +174,14 @@ class BenchPerplexityCommand:
     results: InsideResultOptions = field(default_factory=InsideResultOptions)
 
 
-InsideCommand = BenchHandoffCommand | BenchPerplexityCommand | BenchStepsCommand
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchHandoffCommand:
+    """Measure how fast KV blocks go from one process of this host to another."""
+
+    model: InsideModelOptions = field(default_factory=InsideModelOptions)
+    handoff: HandoffOptions = field(default_factory=HandoffOptions)
+    plots: InsidePlotOptions = field(default_factory=InsidePlotOptions)
+    results: InsideResultOptions = field(default_factory=InsideResultOptions)
+
+
+InsideCommand = BenchStepsCommand | BenchPhasesCommand | BenchPerplexityCommand | BenchHandoffCommand

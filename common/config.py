@@ -9,7 +9,13 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from common.bench_config import BenchCommand, BenchGoodputCommand, BenchMixedCommand, BenchRunCommand
-from common.bench_inside_config import BenchHandoffCommand, BenchPerplexityCommand, BenchStepsCommand, InsideCommand
+from common.bench_inside_config import (
+    BenchHandoffCommand,
+    BenchPerplexityCommand,
+    BenchPhasesCommand,
+    BenchStepsCommand,
+    InsideCommand,
+)
 from common.flag_values import ByteSize
 from common.flags import Flag, Option, options_of, parse
 
@@ -275,6 +281,7 @@ COMMANDS: dict[str, type[Command]] = {
     "bench goodput": BenchGoodputCommand,
     "bench mixed": BenchMixedCommand,
     "bench steps": BenchStepsCommand,
+    "bench phases": BenchPhasesCommand,
     "bench perplexity": BenchPerplexityCommand,
     "bench handoff": BenchHandoffCommand,
 }

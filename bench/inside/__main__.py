@@ -1,23 +1,29 @@
-"""`baton bench steps`, `perplexity` and `handoff`: what each of them does, in order."""
+"""`baton bench steps`, `phases`, `perplexity` and `handoff`: what each of them does, in order."""
 
 from pathlib import Path
 
+from bench.inside.decode_worker import num_cache_blocks
 from bench.inside.engine import ModelSource, find_source, load_engine
 from bench.inside.handoff import measure_handoffs
+from bench.inside.machine import measure_limits
 from bench.inside.perplexity import measure_perplexities
-from bench.inside.plots import check_plot, plot_handoffs, plot_steps
+from bench.inside.phases import NUM_WARMUPS, PhaseReport, measure_decode, measure_prompt
+from bench.inside.plans import num_blocks_for
+from bench.inside.plots import check_plot, plot_handoffs, plot_phases, plot_steps
 from bench.inside.steps import StepReport, left_out, measure_curves, plan_curves
-from bench.inside.tables import print_handoffs, print_perplexities, print_steps
+from bench.inside.tables import print_handoffs, print_perplexities, print_phases, print_steps
 from bench.inside.windows import cut_windows
 from bench.progress import progress
 from bench.report import check_json_path, write_json
 from common.bench_inside_config import (
     BenchHandoffCommand,
     BenchPerplexityCommand,
+    BenchPhasesCommand,
     BenchStepsCommand,
     InsideCommand,
     PerplexityOptions,
 )
+from common.engine.kv_cache import TORCH_DTYPES
 from common.errors import ConfigError
 from gateway.tokenizer import load_tokenizer
 
@@ -29,6 +35,8 @@ def run(command: InsideCommand) -> int:
     match command:
         case BenchStepsCommand():
             report = _steps(command)
+        case BenchPhasesCommand():
+            report = _phases(command)
         case BenchPerplexityCommand():
             report = _perplexity(command)
         case BenchHandoffCommand():
@@ -54,6 +62,36 @@ def _steps(command: BenchStepsCommand) -> object:
     print_steps(report)
     if command.plots.plot:
         plot_steps(report, command.plots.plot)
+    return report
+
+
+def _phases(command: BenchPhasesCommand) -> object:
+    check_plot(command.plots.plot)
+    options, quantization = command.phases, command.weights.quantization
+    source = find_source(command.model)
+    batch, context, repeats = options.phase_batch, options.phase_context, options.phase_repeats
+    longest = max(context + NUM_WARMUPS + repeats + 2, options.phase_prompt_len)
+    if longest > source.files.max_context:
+        raise ConfigError(
+            f"wanted contexts and prompts of at most the {source.files.max_context} tokens that the model takes, steps"
+            f" included, got {longest}"
+        )
+    size = source.layout.block_size
+    num_blocks = max(
+        num_cache_blocks(batch, context + NUM_WARMUPS + repeats + 2, size),
+        num_blocks_for(1, options.phase_prompt_len, size),
+    )
+    engine = load_engine(source, command.engine, quantization, num_blocks)
+    limits = measure_limits(engine.num_cores, TORCH_DTYPES[source.layout.dtype])
+    tokenizer = load_tokenizer(source.files)
+    breakdowns = [
+        measure_decode(engine, tokenizer, limits, batch, context, repeats, quantization),
+        measure_prompt(engine, limits, options.phase_prompt_len, repeats, quantization),
+    ]
+    report = PhaseReport(source.files.name, engine.ops.name, limits, breakdowns)
+    print_phases(report)
+    if command.plots.plot:
+        plot_phases(report, command.plots.plot)
     return report
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.inside.handoff import HandoffReport
+from bench.inside.phases import PhaseReport
 from bench.inside.steps import StepReport
 from bench.plots import check_matplotlib, finish, label_plainly, new_figure
 from common.errors import ConfigError
@@ -63,6 +64,21 @@ def plot_steps(report: StepReport, path: str) -> None:
         one.set(title=curve.title, xlabel=curve.size_name, ylabel="ms", xscale="log", yscale="log")
         for axis in (one.xaxis, one.yaxis):
             label_plainly(axis)
+        finish(one)
+    _save(figure, path)
+
+
+def plot_phases(report: PhaseReport, path: str) -> None:
+    """Bars of each phase's time, and in them what the machine would need at its limits."""
+    figure, axes = new_figure(len(report.breakdowns), 4.0)
+    for one, breakdown in zip(axes, report.breakdowns, strict=True):
+        names = [phase.name.replace("_", " ") for phase in breakdown.phases]
+        one.barh(names, [1000 * phase.median_s for phase in breakdown.phases], color="C0", label="measured")
+        one.barh(
+            names, [1000 * phase.shortest_s for phase in breakdown.phases], height=0.4, color="C1", label="at the limit"
+        )
+        one.set(title=breakdown.title, xlabel="ms")
+        one.invert_yaxis()
         finish(one)
     _save(figure, path)
 

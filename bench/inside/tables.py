@@ -6,6 +6,7 @@ from rich.table import Table
 from bench.inside.curves import Curve
 from bench.inside.handoff import HandoffReport
 from bench.inside.perplexity import PerplexityReport
+from bench.inside.phases import Phase, PhaseReport
 from bench.inside.steps import StepReport
 from bench.terminal import new_table, open_console
 
@@ -62,6 +63,36 @@ def _growth(curve: Curve) -> str:
         for point, exponent in zip(curve.points[1:], curve.exponents(), strict=True)
     ]
     return f"time grows as {curve.size_name} to the power of: {', '.join(steps) or 'one point only'}"
+
+
+def print_phases(report: PhaseReport) -> None:
+    console = open_console()
+    limits = report.limits
+    console.print(
+        f"{escape(report.model)}, {report.ops}. {limits.num_cores} cores read {limits.read_bytes_per_s / 1e9:.1f} GB/s"
+        f" and compute {limits.flops / 1e9:.0f} GFLOP/s in {limits.dtype} at most."
+    )
+    for breakdown in report.breakdowns:
+        numbers = ("median, ms", "of the step", "GB/s", "GFLOP/s", "of the limit", "samples")
+        table = new_table(breakdown.title, ("phase",), numbers)
+        for phase in breakdown.phases:
+            table.add_row(*_phase_row(phase, breakdown.median_s))
+        table.add_section()
+        limited = sum(phase.shortest_s for phase in breakdown.phases)
+        table.add_row("step", _ms(breakdown.median_s), "", "", "", f"{limited / breakdown.median_s:.0%}", "")
+        console.print(table)
+
+
+def _phase_row(phase: Phase, step_s: float) -> list[str]:
+    rates = ["", "", ""]
+    if phase.work and phase.median_s:
+        rates = [
+            f"{phase.work.num_bytes / phase.median_s / 1e9:.1f}",
+            f"{phase.work.num_flops / phase.median_s / 1e9:.0f}",
+            f"{phase.share_of_limit:.0%}",
+        ]
+    name = phase.name.replace("_", " ")
+    return [name, f"{1000 * phase.median_s:.3f}", f"{phase.median_s / step_s:.1%}", *rates, str(len(phase.times_s))]
 
 
 def print_perplexities(report: PerplexityReport) -> None:

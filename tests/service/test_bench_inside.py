@@ -48,6 +48,21 @@ def test_steps_are_timed_along_every_curve(model: Path, tmp_path: Path, capsys: 
     assert "Left out, longer than the model takes: 1024" in shown
 
 
+def test_phases_of_a_step_are_told_apart(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.inside.machine._READ_BYTES", 2**20)
+    monkeypatch.setattr("bench.inside.machine._MATRIX_SIZE", 64)
+    sizes = ("--phase-batch=2", "--phase-context=20", "--phase-prompt-len=40", "--phase-repeats=3")
+    results = plotted_results_of("phases", model, tmp_path, *sizes)
+    decode, prompt = ({phase["name"]: phase for phase in each["phases"]} for each in results["breakdowns"])
+    assert {"schedule", "build batch", "qkv", "attention", "head", "sampling", "detokenize"} <= decode.keys()
+    assert {"qkv", "attention", "checksums"} <= prompt.keys()
+    assert {len(phase["times_s"]) for phase in decode.values()} == {3}
+    assert all(time_s > 0 for name in ("qkv", "attention", "down") for time_s in decode[name]["times_s"])
+    assert "Decode step, 2 sequences, context 20" in capsys.readouterr().out
+
+
 def text_of(folder: Path, num_bytes: int) -> Path:
     path = folder / "text.txt"
     path.write_text("".join(chr(32 + 7 * i * i % 90) for i in range(num_bytes)))
@@ -99,6 +114,7 @@ def test_handoffs_are_timed_over_both_transports(
     ("argv", "message"),
     [
         (["handoff", "--transports=pigeon"], "--transports: got 'pigeon', wanted shm, tcp or both"),
+        (["phases", "--phase-context=8190"], "wanted contexts and prompts of at most the 8192 tokens"),
         (["perplexity", "--text-file=/nowhere.txt"], "--text-file: cannot read /nowhere.txt"),
         (["perplexity", "--window=64", "--stride=64"], "wanted --stride below --window"),
         (["handoff", "--plot=x.gif"], "--plot: got x.gif, wanted a name that ends in .png or .svg"),

@@ -6,8 +6,31 @@ import numpy as np
 import pytest
 
 from bench.inside.curves import Curve, Point
+from bench.inside.decode_worker import num_cache_blocks, start_worker
 from bench.inside.plans import decode_plan, num_blocks_for, prompt_plan, prompt_tokens
 from bench.inside.windows import Scores, Window, compare, cut_windows, join
+from bench.inside.work import decode_shape, prompt_shape, work_of_phases
+from common.engine.model_config import ModelConfig
+from common.engine.rope import DefaultRope
+from tests.fakes import fake_layout
+
+CONFIG = ModelConfig(
+    architecture="LlamaForCausalLM",
+    hidden_size=576,
+    intermediate_size=1536,
+    num_layers=30,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    vocab_size=49152,
+    max_position_embeddings=8192,
+    rms_norm_eps=1e-5,
+    rope=DefaultRope(),
+    attention_bias=False,
+    mlp_bias=False,
+    tie_word_embeddings=True,
+    sliding_window=None,
+)
 
 
 def curve(*points: tuple[int, float]) -> Curve:
@@ -77,3 +100,35 @@ def test_scores_of_windows_are_joined_in_order() -> None:
     joined = join([scores([1.0], [1]), scores([2.0, 3.0], [2, 3])])
     assert joined.surprises.tolist() == [1, 2, 3]
     assert joined.guesses.tolist() == [1, 2, 3]
+
+
+def test_the_work_of_a_decode_step_is_all_weights_once_and_all_keys_and_values() -> None:
+    work = work_of_phases(CONFIG, "bfloat16", "none", decode_shape([512] * 8))
+    assert sum(work[name].num_bytes for name in ("qkv", "out", "gate_up", "down", "head")) == 2 * 134_479_872
+    assert work["attention"].num_bytes == 8 * 512 * 23_040
+    assert work["head"].num_flops == 2 * 8 * 576 * 49152
+
+
+def test_quantised_weights_are_less_to_read_and_the_head_has_eight_bits() -> None:
+    shape = decode_shape([512])
+    plain, int8, int4 = (work_of_phases(CONFIG, "bfloat16", name, shape) for name in ("none", "int8", "int4"))
+    assert int4["down"].num_bytes / plain["down"].num_bytes == pytest.approx(0.625 / 2)
+    assert int4["head"] == int8["head"]
+    assert int4["attention"] == plain["attention"]
+
+
+def test_a_prompt_pairs_each_token_with_those_before_it() -> None:
+    shape = prompt_shape(4)
+    assert (shape.num_pairs, shape.num_keys, shape.num_sampled) == (10, 4, 1)
+
+
+def test_a_worker_in_process_runs_all_its_sequences_in_the_first_step() -> None:
+    layout = fake_layout(block_size=4)
+    num_blocks = num_cache_blocks(batch=3, num_tokens=20, block_size=4)
+    worker = start_worker(layout, num_blocks, vocab_size=100, batch=3, context=9, num_steps=5)
+    plan, effects = worker.plan(0.0)
+    assert effects == []
+    assert plan is not None
+    assert [(len(s.token_ids), s.start) for s in plan.sequences] == [(1, 8)] * 3
+    block_ids = [block_id for sequence in plan.sequences for block_id in sequence.block_table]
+    assert len(set(block_ids)) == len(block_ids)

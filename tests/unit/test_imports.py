@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "prefill": {"prefill", "kvtransfer", "common.engine", "common"},
     "decode": {"decode", "kvtransfer", "common.engine", "common"},
     "bench": {"bench", "common"},
-    "bench.inside": {"bench.inside", "bench", "gateway", "kvtransfer", "common.engine", "common", "kernels"},
+    "bench.inside": {"bench.inside", "bench", "gateway", "decode", "kvtransfer", "common.engine", "common", "kernels"},
     "baton": {"common", "gateway", "prefill", "decode", "bench", "bench.inside"},
 }
 FOREIGN_TO = {room: {"torch", "transformers"} for room in ("common", "gateway", "bench")}
