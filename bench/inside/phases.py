@@ -32,8 +32,7 @@ from kernels.cpu.ops import CpuOps
 NUM_WARMUPS = 3
 
 AROUND = "around the blocks"
-"""Of the model: embeddings, and what calling the blocks costs, with code that a step's weights have driven out of the
-core's caches."""
+"""Of the model: embeddings, and what calling the blocks costs: see docs/performance.md."""
 
 
 @dataclass(frozen=True, slots=True)
