@@ -10,8 +10,12 @@ from common.config import (
     COMMANDS,
     AggregatedCommand,
     BenchGoodputCommand,
+    BenchHandoffCommand,
     BenchMixedCommand,
+    BenchPerplexityCommand,
+    BenchPhasesCommand,
     BenchRunCommand,
+    BenchStepsCommand,
     ChatCommand,
     Command,
     DecodeCommand,
@@ -91,6 +95,10 @@ def _start(command: Command) -> int:
             from bench import __main__ as bench
 
             return bench.run(command)
+        case BenchStepsCommand() | BenchPhasesCommand() | BenchPerplexityCommand() | BenchHandoffCommand():
+            from bench.inside import __main__ as inside
+
+            return inside.run(command)
 
 
 def _channel(options: SupervisionOptions) -> SupervisorChannel | None:

@@ -1,10 +1,9 @@
-"""Results as JSON: everything that the tables and plots are made of, and each request's times."""
+"""Results as JSON: everything that the tables and plots are made of, down to each sample."""
 
 from pathlib import Path
 
 import msgspec
 
-from bench.results import Report
 from common.errors import ConfigError
 
 
@@ -15,8 +14,8 @@ def check_json_path(path: str) -> None:
         raise ConfigError(f"--json: got {path}, wanted a file in a folder that exists, {folder} does not")
 
 
-def write_json(report: Report, path: str) -> None:
-    """Field names are those of `Report`, `Run`, `RunFigures` and `RequestFigures`. Raises: ConfigError."""
+def write_json(report: object, path: str) -> None:
+    """report: a dataclass of results, whose fields give the names. Raises: ConfigError."""
     try:
         Path(path).write_bytes(msgspec.json.encode(report))
     except OSError as error:

@@ -2,21 +2,17 @@
 
 from collections.abc import Iterable
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from bench.figures import Distribution, RunFigures
 from bench.interleave import Comparison
 from bench.results import Report, Run, SearchResult, failure_details, warnings_of
-
-_WIDTH_OF_A_PIPE = 200
+from bench.terminal import new_table, open_console
 
 
 def print_report(report: Report) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=_WIDTH_OF_A_PIPE)
+    console = open_console()
     if report.unloaded:
         unloaded = report.unloaded
         name = escape(report.servers[0].name)
@@ -70,7 +66,7 @@ def _throughput(part: str, run: Run, figures: RunFigures) -> dict[str, str]:
 
 def _latencies(runs: Iterable[Run]) -> Table:
     titles = ("p50", "p90", "p99", "max", "samples")
-    table = _table("Latency, ms", ("load", "server", "repeat", "what"), titles)
+    table = new_table("Latency, ms", ("load", "server", "repeat", "what"), titles)
     for run in runs:
         for part, figures in run.parts().items():
             named = {"TTFT": figures.ttft, "ITL": figures.itl, "TPOT": figures.tpot, "E2E": figures.e2e}
@@ -89,7 +85,7 @@ def _percentiles(found: Distribution) -> list[str]:
 
 
 def _probes(searches: Iterable[SearchResult]) -> Table:
-    table = _table("Probes", ("server", "repeat"), ("req/s", "attainment"))
+    table = new_table("Probes", ("server", "repeat"), ("req/s", "attainment"))
     for search in searches:
         for probe in sorted(search.probes, key=lambda probe: probe.rate):
             table.add_row(escape(search.server), str(search.repeat), f"{probe.rate:.3g}", _percent(probe.attainment))
@@ -98,7 +94,7 @@ def _probes(searches: Iterable[SearchResult]) -> Table:
 
 
 def _goodputs(searches: Iterable[SearchResult]) -> Table:
-    table = _table("Goodput", ("server", "repeat"), ("highest hit, req/s", "lowest miss, req/s"))
+    table = new_table("Goodput", ("server", "repeat"), ("highest hit, req/s", "lowest miss, req/s"))
     for search in searches:
         miss = "none" if search.miss is None else f"{search.miss:.3g}"
         table.add_row(escape(search.server), str(search.repeat), f"{search.hit:.3g}" if search.hit else "none", miss)
@@ -106,7 +102,7 @@ def _goodputs(searches: Iterable[SearchResult]) -> Table:
 
 
 def _comparisons(comparisons: Iterable[Comparison]) -> Table:
-    table = _table("Ratios", ("load", "servers", "what"), ("median", "min", "max", "pairs"))
+    table = new_table("Ratios", ("load", "servers", "what"), ("median", "min", "max", "pairs"))
     for c in comparisons:
         spread = (f"{c.median:.3f}", f"{c.min:.3f}", f"{c.max:.3f}", str(len(c.ratios)))
         table.add_row(c.load, escape(f"{c.server} / {c.base}"), c.metric, *spread)
@@ -120,15 +116,6 @@ def _remarks(run: Run) -> list[str]:
         for kind, num in run.figures.failures.items()
     ]
     return failures + [f"warning: {run.server}, {run.load}: {text}" for text in warnings_of(run)]
-
-
-def _table(title: str, texts: Iterable[str], numbers: Iterable[str]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for name in texts:
-        table.add_column(name)
-    for name in numbers:
-        table.add_column(name, justify="right")
-    return table
 
 
 def _ms(seconds: float) -> str:

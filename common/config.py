@@ -9,6 +9,13 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from common.bench_config import BenchCommand, BenchGoodputCommand, BenchMixedCommand, BenchRunCommand
+from common.bench_inside_config import (
+    BenchHandoffCommand,
+    BenchPerplexityCommand,
+    BenchPhasesCommand,
+    BenchStepsCommand,
+    InsideCommand,
+)
 from common.flag_values import ByteSize
 from common.flags import Flag, Option, options_of, parse
 
@@ -297,7 +304,14 @@ class ChatCommand:
 
 
 Command = (
-    GatewayCommand | PrefillCommand | DecodeCommand | AggregatedCommand | ServeCommand | ChatCommand | BenchCommand
+    GatewayCommand
+    | PrefillCommand
+    | DecodeCommand
+    | AggregatedCommand
+    | ServeCommand
+    | ChatCommand
+    | BenchCommand
+    | InsideCommand
 )
 
 COMMANDS: dict[str, type[Command]] = {
@@ -310,6 +324,10 @@ COMMANDS: dict[str, type[Command]] = {
     "bench run": BenchRunCommand,
     "bench goodput": BenchGoodputCommand,
     "bench mixed": BenchMixedCommand,
+    "bench steps": BenchStepsCommand,
+    "bench phases": BenchPhasesCommand,
+    "bench perplexity": BenchPerplexityCommand,
+    "bench handoff": BenchHandoffCommand,
 }
 
 

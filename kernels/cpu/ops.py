@@ -10,6 +10,7 @@ from torch import Tensor
 from kernels.blocks import AttentionWeights, LinearWeight, MLPWeights, NormWeight
 from kernels.cpu.cores import Cores
 from kernels.cpu.library import (
+    PHASES,
     AttentionStruct,
     BatchStruct,
     CacheStruct,
@@ -73,6 +74,7 @@ class CpuOps:
         self._batch = BatchStruct()
         self._hidden_memory = torch.empty(0)
         self._hidden: list[Tensor] = []
+        self._phase_ns = (ctypes.c_uint64 * 0)()
 
     def __del__(self) -> None:
         if worker := getattr(self, "_worker", None):
@@ -110,6 +112,12 @@ class CpuOps:
     def num_helped(self) -> int:
         """Tasks that helpers have run so far."""
         return self._library.baton_num_helped(self._worker)
+
+    def time_phases(self) -> Callable[[], dict[str, float]]:
+        """From now on the blocks' time is counted. Returns what tells the seconds of each phase so far, by PHASES."""
+        self._phase_ns = (ctypes.c_uint64 * len(PHASES))()
+        self._library.baton_time_phases(self._worker, self._phase_ns)
+        return lambda: {name: ns / 1e9 for name, ns in zip(PHASES, self._phase_ns, strict=True)}
 
     def attention(self, weights: AttentionWeights) -> "CpuAttention":
         return CpuAttention(self, weights)

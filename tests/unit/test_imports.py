@@ -9,10 +9,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROOMS = (
-    *("kernels", "common.engine", "common", "kvtransfer", "gateway", "prefill", "decode", "aggregated", "bench"),
-    "baton",
+    *("kernels", "common.engine", "common", "kvtransfer", "gateway", "prefill", "decode", "aggregated"),
+    *("bench.inside", "bench", "baton"),
 )
-"""`common.engine` before `common`: the first that matches is a module's room."""
+"""`common.engine` before `common`, `bench.inside` before `bench`: the first that matches is a module's room."""
 
 MAY_IMPORT = {
     "kernels": {"kernels"},
@@ -24,7 +24,8 @@ MAY_IMPORT = {
     "decode": {"decode", "kvtransfer", "common.engine", "common"},
     "aggregated": {"aggregated", "prefill", "decode", "kvtransfer", "common.engine", "common"},
     "bench": {"bench", "common"},
-    "baton": {"common", "gateway", "prefill", "decode", "aggregated", "bench"},
+    "bench.inside": {"bench.inside", "bench", "gateway", "decode", "kvtransfer", "common.engine", "common", "kernels"},
+    "baton": {"common", "gateway", "prefill", "decode", "aggregated", "bench", "bench.inside"},
 }
 FOREIGN_TO = {room: {"torch", "transformers"} for room in ("common", "gateway", "bench")}
 

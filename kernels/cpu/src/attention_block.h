@@ -282,16 +282,22 @@ template <class T>
 void run_attention(Worker& worker, const AttentionBlock& block, const Batch& batch, const Cache& cache, const float* x,
                    float* residual, float* out) {
     const int count = batch.num_tokens;
+    Laps laps(worker.phase_ns);
     Rows normed = normalise<T>(worker, block.norm, x, residual, count, block.qkv.in);
+    laps.end(Phase::Norm);
     float* qkv = worker.workspace.get<float>(QKV, count * block.qkv.out);
     multiply_all<T>(worker.pool, normed, block.qkv, StoreFloat{qkv, block.qkv});
+    laps.end(Phase::Qkv);
     const int64_t q_size = int64_t(block.num_heads) * block.head_dim, stride = row_stride<T>(block.out.in);
     T* q = worker.workspace.get<T>(Q, count * q_size);
     rope_and_cache(worker, block, batch, cache, qkv, q);
+    laps.end(Phase::RopeAndCache);
     T* attended = worker.workspace.get<T>(ATTENDED, count * stride);
     pad_rows(attended, count, q_size, block.out.in, stride);
     if (batch.num_decode) attend_decode(worker, block, batch, cache, q, attended, stride);
     if (batch.num_prefill) attend_prefill(worker, Prefill<T>{block, batch, cache, q, attended, stride});
+    laps.end(Phase::Attention);
     Rows rows{(const uint32_t*)attended, stride / Words<T>::PAIR, count};
     multiply_all<T>(worker.pool, rows, block.out, StoreFloat{out, block.out});
+    laps.end(Phase::Out);
 }

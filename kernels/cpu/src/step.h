@@ -3,6 +3,7 @@
 
 #include <sys/mman.h>
 
+#include <chrono>
 #include <new>
 
 #include "linear.h"
@@ -73,9 +74,34 @@ private:
     Part parts_[8];
 };
 
+// What blocks spend the caller's time on; library.py has the same in the same order.
+enum class Phase { Norm, Qkv, RopeAndCache, Attention, Out, GateUp, Down, Head };
+
+// Adds the time since the last phase's end to the phase that ends. While nobody measures it is a comparison.
+class Laps {
+public:
+    explicit Laps(uint64_t* phase_ns) : phase_ns_(phase_ns), last_ns_(phase_ns ? now_ns() : 0) {}
+
+    void end(Phase phase) {
+        if (!phase_ns_) return;
+        uint64_t now = now_ns();
+        phase_ns_[int(phase)] += now - last_ns_;
+        last_ns_ = now;
+    }
+
+private:
+    static uint64_t now_ns() {
+        return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+    }
+
+    uint64_t* phase_ns_;
+    uint64_t last_ns_;
+};
+
 struct Worker {
     Pool pool;
     Workspace workspace;
+    uint64_t* phase_ns = nullptr;  // a sum for each Phase, of whoever measures
     Worker(Core* cores, int num_cores, int worker, bool borrows) : pool(cores, num_cores, worker, borrows) {}
 };
 
