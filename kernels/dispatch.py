@@ -1,6 +1,7 @@
 """The one place that chooses between implementations of the ops."""
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,12 +12,15 @@ from kernels.argmax import argmax
 from kernels.blocks import (
     AttentionBlock,
     AttentionWeights,
+    Decoder,
     Head,
+    LayerWeights,
     LinearWeight,
     MLPBlock,
     MLPWeights,
     NormWeight,
     ReferenceAttention,
+    ReferenceDecoder,
     ReferenceHead,
     ReferenceMLP,
 )
@@ -44,6 +48,10 @@ class Ops(Protocol):
     def attention(self, weights: AttentionWeights) -> AttentionBlock: ...
 
     def mlp(self, weights: MLPWeights) -> MLPBlock: ...
+
+    def decoder(self, layers: Iterable[LayerWeights]) -> Decoder:
+        """Takes one layer's weights at a time."""
+        ...
 
     def head(self, norm: NormWeight, weight: LinearWeight) -> Head: ...
 
@@ -75,6 +83,7 @@ class ReferenceOps:
     name = "reference"
     attention = staticmethod(ReferenceAttention)
     mlp = staticmethod(ReferenceMLP)
+    decoder = staticmethod(ReferenceDecoder)
     head = staticmethod(ReferenceHead)
     argmax = staticmethod(argmax)
 

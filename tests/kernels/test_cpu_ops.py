@@ -9,6 +9,7 @@ from torch import Tensor
 from kernels.argmax import argmax
 from kernels.blocks import (
     AttentionWeights,
+    LayerWeights,
     LinearWeight,
     MLPWeights,
     NormWeight,
@@ -181,6 +182,34 @@ def test_the_first_block_begins_the_residual() -> None:
     wanted, wanted_residual = ReferenceAttention(weights)(x, None, rows, exact_kv)
     assert_close(got, wanted, torch.float32)
     assert torch.equal(residual, wanted_residual)
+
+
+def test_layers_in_one_call_are_the_same_to_the_bit_as_block_after_block() -> None:
+    random = Random(torch.float32)
+    layers = [
+        LayerWeights(
+            make_attention(random, 6, 2, 16, hidden=96),
+            MLPWeights(random.norm(96), random.linear(160, 96), random.linear(96, 80)),
+        )
+        for _ in range(3)
+    ]
+    rows, num_blocks = make_rows([5, 20], [(3, 3), (7, 40)])
+    caches, others = (
+        [make_kv(num_blocks, 2, BLOCK_SIZE, 16, torch.float32, fill=0.0) for _ in layers] for _ in range(2)
+    )
+    ops = make_ops(torch.float32, head_dim=16)
+    decoder = ops.decoder(iter(layers))
+    blocks = [(ops.attention(layer.attention), ops.mlp(layer.mlp)) for layer in layers]
+    embeddings = torch.randn(len(rows.positions), 96, generator=torch.Generator().manual_seed(6))
+    for _ in range(2):
+        x, residual = embeddings.clone(), None
+        for (attention, mlp), kv in zip(blocks, others, strict=True):
+            x, residual = mlp(*attention(x, residual, rows, kv))
+        assert residual is not None
+        expected = x + residual
+        got, got_residual = decoder(embeddings.clone(), rows, caches)
+        assert torch.equal(got + got_residual, expected)
+        assert all(torch.equal(kv.keys, other.keys) for kv, other in zip(caches, others, strict=True))
 
 
 @pytest.mark.parametrize("level", LEVELS)

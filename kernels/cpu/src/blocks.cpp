@@ -21,6 +21,16 @@ void run_mlp(Worker& worker, const MlpBlock& block, const float* x, float* resid
     laps.end(Phase::Down);
 }
 
+// Layer after layer; residual: the embeddings.
+template <class T>
+void run_decoder(Worker& worker, int num_layers, const AttentionBlock* const* attention, const MlpBlock* const* mlp,
+                 const Cache* const* caches, const Batch& batch, float* residual, float* attended, float* out) {
+    for (int i = 0; i < num_layers; i++) {
+        run_attention<T>(worker, *attention[i], batch, *caches[i], i ? out : nullptr, residual, attended);
+        run_mlp<T>(worker, *mlp[i], attended, residual, out, batch.num_tokens);
+    }
+}
+
 template <class T>
 void run_head(Worker& worker, const Norm& norm, const Linear& linear, const float* x, float* residual, float* out,
               int count) {
@@ -107,6 +117,16 @@ void baton_mlp_bf16(Worker* worker, const MlpBlock* block, const float* x, float
 }
 void baton_mlp_f32(Worker* worker, const MlpBlock* block, const float* x, float* residual, float* out, int count) {
     run_mlp<float>(*worker, *block, x, residual, out, count);
+}
+void baton_decoder_bf16(Worker* worker, int num_layers, const AttentionBlock* const* attention,
+                        const MlpBlock* const* mlp, const Cache* const* caches, const Batch* batch, float* residual,
+                        float* attended, float* out) {
+    run_decoder<bf16>(*worker, num_layers, attention, mlp, caches, *batch, residual, attended, out);
+}
+void baton_decoder_f32(Worker* worker, int num_layers, const AttentionBlock* const* attention,
+                       const MlpBlock* const* mlp, const Cache* const* caches, const Batch* batch, float* residual,
+                       float* attended, float* out) {
+    run_decoder<float>(*worker, num_layers, attention, mlp, caches, *batch, residual, attended, out);
 }
 void baton_norm_linear_bf16(Worker* worker, const Norm* norm, const Linear* linear, const float* x, float* residual,
                             float* out, int count) {
