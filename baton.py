@@ -8,6 +8,7 @@ from pathlib import Path
 
 from common.config import (
     COMMANDS,
+    BenchGatewayCommand,
     BenchGoodputCommand,
     BenchMixedCommand,
     BenchRunCommand,
@@ -65,7 +66,7 @@ def _start(command: Command) -> int:
         case ServeCommand():
             from common.supervisor import serve
 
-            return serve.run(command, (sys.executable, str(Path(__file__).resolve())))
+            return serve.run(command, _program())
         case GatewayCommand():
             from gateway import __main__ as gateway
 
@@ -86,6 +87,15 @@ def _start(command: Command) -> int:
             from bench import __main__ as bench
 
             return bench.run(command)
+        case BenchGatewayCommand():
+            from bench import gateway_bench
+
+            return gateway_bench.run(command, _program())
+
+
+def _program() -> tuple[str, str]:
+    """What runs `baton`, for commands that start others."""
+    return sys.executable, str(Path(__file__).resolve())
 
 
 def _channel(options: SupervisionOptions) -> SupervisorChannel | None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 
+from bench.gateway_figures import GatewayReport
 from bench.results import Report
 from common.errors import ConfigError
 
@@ -15,8 +16,11 @@ def check_json_path(path: str) -> None:
         raise ConfigError(f"--json: got {path}, wanted a file in a folder that exists, {folder} does not")
 
 
-def write_json(report: Report, path: str) -> None:
-    """Field names are those of `Report`, `Run`, `RunFigures` and `RequestFigures`. Raises: ConfigError."""
+def write_json(report: Report | GatewayReport, path: str) -> None:
+    """Field names are those of `Report`, `Run`, `RunFigures` and `RequestFigures`, or `GatewayReport`.
+
+    Raises: ConfigError.
+    """
     try:
         Path(path).write_bytes(msgspec.json.encode(report))
     except OSError as error:

@@ -8,7 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from common.bench_config import BenchCommand, BenchGoodputCommand, BenchMixedCommand, BenchRunCommand
+from common.bench_config import (
+    BenchCommand,
+    BenchGatewayCommand,
+    BenchGoodputCommand,
+    BenchMixedCommand,
+    BenchRunCommand,
+)
 from common.flag_values import ByteSize
 from common.flags import Flag, Option, options_of, parse
 
@@ -262,7 +268,9 @@ class ChatCommand:
     chat: ChatOptions = field(default_factory=ChatOptions)
 
 
-Command = GatewayCommand | PrefillCommand | DecodeCommand | ServeCommand | ChatCommand | BenchCommand
+Command = (
+    GatewayCommand | PrefillCommand | DecodeCommand | ServeCommand | ChatCommand | BenchCommand | BenchGatewayCommand
+)
 
 COMMANDS: dict[str, type[Command]] = {
     "serve": ServeCommand,
@@ -273,6 +281,7 @@ COMMANDS: dict[str, type[Command]] = {
     "bench run": BenchRunCommand,
     "bench goodput": BenchGoodputCommand,
     "bench mixed": BenchMixedCommand,
+    "bench gateway": BenchGatewayCommand,
 }
 
 

@@ -26,6 +26,7 @@ FOREIGN_TO = {room: {"torch", "transformers"} for room in ("common", "gateway", 
 
 POLICY = (
     "bench.figures",
+    "bench.gateway_figures",
     "bench.goodput",
     "bench.interleave",
     "bench.measure",
