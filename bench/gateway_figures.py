@@ -90,8 +90,9 @@ def summarize_streams(
 ) -> StreamsFigures:
     """requests: each as its client and its workers saw it.  started_s: the zero of the clients' times."""
     num_tokens = sum(window.holds(time_s) for _, served in requests for time_s in served.sent_s)
-    done = [(figures, served) for figures, served in requests if figures.is_done]
-    delays = [_delays(figures, served, started_s, window) for figures, served in done]
+    # Elsewhere two tokens came as one event, such as the halves of a character: which they were is not known.
+    timed = [pair for pair in requests if pair[0].is_done and len(pair[0].event_times_s) == len(pair[1].sent_s)]
+    delays = [_delays(figures, served, started_s, window) for figures, served in timed]
     return StreamsFigures(
         num_streams=num_streams,
         num_requests=len(requests),
@@ -103,7 +104,7 @@ def summarize_streams(
         added_ttft=distribution(
             [
                 figures.ttft_s - (served.sent_s[0] - served.asked_s)
-                for figures, served in done
+                for figures, served in timed
                 if figures.ttft_s is not None and window.holds(started_s + figures.sent_s)
             ]
         ),
@@ -113,11 +114,6 @@ def summarize_streams(
 
 
 def _delays(figures: RequestFigures, served: Served, started_s: float, window: Window) -> list[float]:
-    """Of a stream's tokens that were sent in the window.
-
-    None where two tokens came as one event, such as the halves of a character: which they were is not known.
-    """
-    if len(figures.event_times_s) != len(served.sent_s):
-        return []
+    """Of a stream's tokens that were sent in the window; each had an event of its own."""
     pairs = zip(figures.event_times_s, served.sent_s, strict=True)
     return [started_s + came_s - sent_s for came_s, sent_s in pairs if window.holds(sent_s)]
