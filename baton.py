@@ -8,10 +8,15 @@ from pathlib import Path
 
 from common.config import (
     COMMANDS,
+    AggregatedCommand,
     BenchGatewayCommand,
     BenchGoodputCommand,
+    BenchHandoffCommand,
     BenchMixedCommand,
+    BenchPerplexityCommand,
+    BenchPhasesCommand,
     BenchRunCommand,
+    BenchStepsCommand,
     ChatCommand,
     Command,
     DecodeCommand,
@@ -79,6 +84,10 @@ def _start(command: Command) -> int:
             from decode import __main__ as decode
 
             return decode.run(command, _channel(command.supervision))
+        case AggregatedCommand():
+            from aggregated import __main__ as aggregated
+
+            return aggregated.run(command, _channel(command.supervision))
         case ChatCommand():
             from gateway import chat_client
 
@@ -91,6 +100,10 @@ def _start(command: Command) -> int:
             from bench import gateway_bench
 
             return gateway_bench.run(command, _program())
+        case BenchStepsCommand() | BenchPhasesCommand() | BenchPerplexityCommand() | BenchHandoffCommand():
+            from bench.inside import __main__ as inside
+
+            return inside.run(command)
 
 
 def _program() -> tuple[str, str]:

@@ -15,6 +15,7 @@ from common.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 _SIZE_INCHES = (8.0, 5.0)
@@ -27,14 +28,19 @@ _WAITING, _STREAMING = "waiting for the first token", "streaming"
 
 def check_plots(folder: str) -> None:
     """Before hours of measuring. Raises: ConfigError when matplotlib is missing, or the folder cannot be made."""
-    try:
-        import matplotlib  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    except ImportError as error:
-        raise ConfigError("--plots: needs matplotlib, of the extra `bench`: pip install -e '.[bench]'") from error
+    check_matplotlib("--plots")
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--plots: cannot make the folder {folder}: {error.strerror}") from error
+
+
+def check_matplotlib(switch: str) -> None:
+    """Raises: ConfigError when it is missing."""
+    try:
+        import matplotlib  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    except ImportError as error:
+        raise ConfigError(f"{switch}: needs matplotlib, of the extra `bench`: pip install -e '.[bench]'") from error
 
 
 def write_plots(report: Report, folder: str) -> list[Path]:
@@ -75,12 +81,12 @@ def _cdf(runs: Sequence[Run], title: str, samples_of: Callable[[RequestFigures],
     lines = {label: sorted(line) for label, line in samples.items() if line}
     if not lines:
         return None
-    figure, (axes,) = _figure(1)
+    figure, (axes,) = new_figure(1)
     for label, line in lines.items():
         axes.plot(line, [(i + 1) / len(line) for i in range(len(line))], drawstyle="steps-post", label=label)
     axes.set(xlabel=title, ylabel="share of samples", xscale="log", ylim=(0, 1.01))
-    _label_plainly(axes)
-    _finish(axes)
+    label_plainly(axes.xaxis)
+    finish(axes)
     return figure
 
 
@@ -88,7 +94,7 @@ def _throughput_latency(runs: Sequence[Run]) -> "Figure | None":
     """A point for each load, the median of its repeats; the points of a server are joined in the order of loads."""
     if len({run.load for run in runs}) < 2:
         return None
-    figure, axes = _figure(2)
+    figure, axes = new_figure(2)
     for server in dict.fromkeys(run.server for run in runs):
         loads = sorted({run.load for run in runs if run.server == server}, key=lambda load: (load.kind, load.value))
         of_load = [[r.figures for r in runs if r.server == server and r.load == load] for load in loads]
@@ -104,7 +110,7 @@ def _throughput_latency(runs: Sequence[Run]) -> "Figure | None":
         one.set(xlabel=f"output tokens/s (labels: {kind})", ylabel=f"{name} p50, ms")
         one.margins(0.1)
         one.set_ylim(bottom=0)
-        _finish(one)
+        finish(one)
     return figure
 
 
@@ -112,7 +118,7 @@ def _attainment(report: Report) -> "Figure | None":
     """A line for each search, with what it found."""
     if not any(search.probes for search in report.searches):
         return None
-    figure, (axes,) = _figure(1)
+    figure, (axes,) = new_figure(1)
     for search in report.searches:
         probes = sorted(search.probes, key=lambda probe: probe.rate)
         label = f"{search.server}, repeat {search.repeat}: {search.hit:.3g} req/s"
@@ -121,14 +127,14 @@ def _attainment(report: Report) -> "Figure | None":
     axes.set(
         xlabel="requests/s", ylabel="share that meets the objectives", ylim=(0, 1.01), title=str(report.objectives)
     )
-    _finish(axes)
+    finish(axes)
     return figure
 
 
 def _gateway(rows: Sequence[StreamsFigures]) -> "Figure | None":
     if not rows:
         return None
-    figure, (cpu, latency) = _figure(2)
+    figure, (cpu, latency) = new_figure(2)
     x = [row.num_streams for row in rows]
     cpu.plot(x, [row.cpu_per_token_s * 1e6 for row in rows], marker="o", label="gateway")
     for name, found in (
@@ -140,7 +146,7 @@ def _gateway(rows: Sequence[StreamsFigures]) -> "Figure | None":
     for axes, title in ((cpu, "CPU per streamed token, µs"), (latency, "ms")):
         axes.set(xlabel="streams", ylabel=title)
         axes.set_ylim(bottom=0)
-        _finish(axes)
+        finish(axes)
     return figure
 
 
@@ -149,7 +155,7 @@ def _gantt(run: Run) -> "Figure | None":
     if not run.requests:
         return None
     height = min(_MAX_GANTT_HEIGHT_INCHES, max(_SIZE_INCHES[1], 0.12 * len(run.requests)))
-    figure, (axes,) = _figure(1, height)
+    figure, (axes,) = new_figure(1, height)
     requests = sorted(run.requests, key=lambda request: request.sent_s)
     phases = [_phases(request) for request in requests]
     for number, name in enumerate(dict.fromkeys(name for row in phases for name, _, _ in row)):
@@ -161,7 +167,7 @@ def _gantt(run: Run) -> "Figure | None":
         axes.plot([x for x, _ in failed], [y for _, y in failed], "kx", label="failed")
     axes.set(xlabel="s", ylabel="request", title=f"{run.server}, {run.load}")
     axes.invert_yaxis()
-    _finish(axes)
+    finish(axes)
     return figure
 
 
@@ -189,23 +195,25 @@ def _first_runs(runs: Sequence[Run]) -> dict[str, Run]:
     return found
 
 
-def _figure(num_axes: int, height: float = _SIZE_INCHES[1]) -> "tuple[Figure, list[Axes]]":
+def new_figure(num_axes: int, height: float = _SIZE_INCHES[1]) -> "tuple[Figure, list[Axes]]":
+    """Axes side by side."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(_SIZE_INCHES[0] * math.sqrt(num_axes), height), layout="constrained")
     return figure, list(figure.subplots(1, num_axes, squeeze=False)[0])
 
 
-def _label_plainly(axes: "Axes") -> None:
-    """`200`, not `2 × 10²`."""
+def label_plainly(axis: "Axis") -> None:
+    """Of a logarithmic axis: `200`, not `2 × 10²`."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
-def _finish(axes: "Axes") -> None:
+def finish(axes: "Axes") -> None:
+    """Grid and legend."""
     axes.grid(alpha=0.3)
     axes.set_axisbelow(True)
     axes.legend(fontsize="small")

@@ -1,11 +1,9 @@
-"""Results as JSON: everything that the tables and plots are made of, and each request's times."""
+"""Results as JSON: everything that the tables and plots are made of, down to each sample."""
 
 from pathlib import Path
 
 import msgspec
 
-from bench.gateway_figures import GatewayReport
-from bench.results import Report
 from common.errors import ConfigError
 
 
@@ -16,11 +14,8 @@ def check_json_path(path: str) -> None:
         raise ConfigError(f"--json: got {path}, wanted a file in a folder that exists, {folder} does not")
 
 
-def write_json(report: Report | GatewayReport, path: str) -> None:
-    """Field names are those of `Report`, `Run`, `RunFigures` and `RequestFigures`, or `GatewayReport`.
-
-    Raises: ConfigError.
-    """
+def write_json(report: object, path: str) -> None:
+    """report: a dataclass of results, whose fields give the names. Raises: ConfigError."""
     try:
         Path(path).write_bytes(msgspec.json.encode(report))
     except OSError as error:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -10,13 +9,13 @@ from bench.figures import Distribution, RunFigures
 from bench.gateway_figures import GatewayReport
 from bench.interleave import Comparison
 from bench.results import Report, Run, SearchResult, failure_details, warnings_of
+from bench.terminal import new_table, open_console
 
-_WIDTH_OF_A_PIPE = 200
 _STOPPED = "Stopped: these are the results so far."
 
 
 def print_report(report: Report) -> None:
-    console = _console()
+    console = open_console()
     if report.unloaded:
         unloaded = report.unloaded
         name = escape(report.servers[0].name)
@@ -36,11 +35,11 @@ def print_report(report: Report) -> None:
 
 
 def print_gateway_report(report: GatewayReport) -> None:
-    console = _console()
+    console = open_console()
     console.print(f"Idle gateway: {report.idle_cpu_share:.1%} of a core")
     numbers = ("requests", "tok/s", "CPU µs/token", "gateway CPU", "client and workers' CPU")
     latencies = ("TTFT added p50", "p99", "token delay p50", "p99", "gap added p99")
-    table = _table("Gateway; latencies in ms", (), ("streams", *numbers, *latencies))
+    table = new_table("Gateway; latencies in ms", (), ("streams", *numbers, *latencies))
     for figures in report.streams:
         table.add_row(
             str(figures.num_streams),
@@ -59,11 +58,6 @@ def print_gateway_report(report: GatewayReport) -> None:
             console.print(escape(f"error: {figures.num_streams} streams: {num} × {kind}"))
     if report.is_stopped:
         console.print(_STOPPED)
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_WIDTH_OF_A_PIPE)
 
 
 def _median_and_tail(found: Distribution | None) -> tuple[str, str]:
@@ -105,7 +99,7 @@ def _throughput(part: str, run: Run, figures: RunFigures) -> dict[str, str]:
 
 def _latencies(runs: Iterable[Run]) -> Table:
     titles = ("p50", "p90", "p99", "max", "samples")
-    table = _table("Latency, ms", ("load", "server", "repeat", "what"), titles)
+    table = new_table("Latency, ms", ("load", "server", "repeat", "what"), titles)
     for run in runs:
         for part, figures in run.parts().items():
             named = {"TTFT": figures.ttft, "ITL": figures.itl, "TPOT": figures.tpot, "E2E": figures.e2e}
@@ -124,7 +118,7 @@ def _percentiles(found: Distribution) -> list[str]:
 
 
 def _probes(searches: Iterable[SearchResult]) -> Table:
-    table = _table("Probes", ("server", "repeat"), ("req/s", "attainment"))
+    table = new_table("Probes", ("server", "repeat"), ("req/s", "attainment"))
     for search in searches:
         for probe in sorted(search.probes, key=lambda probe: probe.rate):
             table.add_row(escape(search.server), str(search.repeat), f"{probe.rate:.3g}", _percent(probe.attainment))
@@ -133,7 +127,7 @@ def _probes(searches: Iterable[SearchResult]) -> Table:
 
 
 def _goodputs(searches: Iterable[SearchResult]) -> Table:
-    table = _table("Goodput", ("server", "repeat"), ("highest hit, req/s", "lowest miss, req/s"))
+    table = new_table("Goodput", ("server", "repeat"), ("highest hit, req/s", "lowest miss, req/s"))
     for search in searches:
         miss = "none" if search.miss is None else f"{search.miss:.3g}"
         table.add_row(escape(search.server), str(search.repeat), f"{search.hit:.3g}" if search.hit else "none", miss)
@@ -141,7 +135,7 @@ def _goodputs(searches: Iterable[SearchResult]) -> Table:
 
 
 def _comparisons(comparisons: Iterable[Comparison]) -> Table:
-    table = _table("Ratios", ("load", "servers", "what"), ("median", "min", "max", "pairs"))
+    table = new_table("Ratios", ("load", "servers", "what"), ("median", "min", "max", "pairs"))
     for c in comparisons:
         spread = (f"{c.median:.3f}", f"{c.min:.3f}", f"{c.max:.3f}", str(len(c.ratios)))
         table.add_row(c.load, escape(f"{c.server} / {c.base}"), c.metric, *spread)
@@ -155,15 +149,6 @@ def _remarks(run: Run) -> list[str]:
         for kind, num in run.figures.failures.items()
     ]
     return failures + [f"warning: {run.server}, {run.load}: {text}" for text in warnings_of(run)]
-
-
-def _table(title: str, texts: Iterable[str], numbers: Iterable[str]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for name in texts:
-        table.add_column(name)
-    for name in numbers:
-        table.add_column(name, justify="right")
-    return table
 
 
 def _ms(seconds: float) -> str:

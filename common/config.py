@@ -15,6 +15,13 @@ from common.bench_config import (
     BenchMixedCommand,
     BenchRunCommand,
 )
+from common.bench_inside_config import (
+    BenchHandoffCommand,
+    BenchPerplexityCommand,
+    BenchPhasesCommand,
+    BenchStepsCommand,
+    InsideCommand,
+)
 from common.flag_values import ByteSize
 from common.flags import Flag, Option, options_of, parse
 
@@ -115,9 +122,6 @@ class WorkerOptions:
     bind: Annotated[
         str, Flag(help="ZeroMQ inbox; `*` for any free port", pattern=_INBOX, wanted=_INBOX_WANTED, wiring=True)
     ] = "tcp://127.0.0.1:*"
-    data_bind: Annotated[
-        str, Flag(help="KV transfer; `*` for any free port", pattern=_INBOX, wanted=_INBOX_WANTED, wiring=True)
-    ] = "tcp://127.0.0.1:*"
     advertise_host: Annotated[
         str, Flag(help="host by which others reach this worker; empty: from --bind", wiring=True)
     ] = ""
@@ -140,9 +144,6 @@ class WorkerOptions:
             wiring=True,
         ),
     ] = ""
-    kv_transport: Annotated[
-        Literal["auto", "tcp", "shm"], Flag(help="how KV blocks travel; auto: shared memory where both ends see it")
-    ] = "auto"
     kernels: Annotated[
         Literal["auto", "cpu", "reference"],
         Flag(help="cpu: native, built on first use; reference: plain PyTorch; auto: native if that can be had"),
@@ -158,9 +159,6 @@ class PrefillOptions:
 
     max_batch_prefill_tokens: Annotated[int, Flag(help="prompt tokens of one step", unit="tokens", at_least=1)] = 4096
     max_step_ms: Annotated[float, Flag(help="length that a step is cut to", unit="ms", at_least=1)] = 500.0
-    kv_lease: Annotated[
-        float, Flag(help="a handoff nobody asks for or renews is dropped after", unit="s", at_least=0.1)
-    ] = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +166,30 @@ class DecodeOptions:
     """decode"""
 
     max_num_seqs: Annotated[int, Flag(help="sequences of one step", at_least=1)] = 256
+
+
+@dataclass(frozen=True, slots=True)
+class TransferOptions:
+    """KV transfer"""
+
+    data_bind: Annotated[
+        str, Flag(help="KV transfer; `*` for any free port", pattern=_INBOX, wanted=_INBOX_WANTED, wiring=True)
+    ] = "tcp://127.0.0.1:*"
+    kv_transport: Annotated[
+        Literal["auto", "tcp", "shm"], Flag(help="how KV blocks travel; auto: shared memory where both ends see it")
+    ] = "auto"
+    kv_lease: Annotated[
+        float, Flag(help="a handoff nobody asks for or renews is dropped after", unit="s", at_least=0.1)
+    ] = 30.0
     pull_timeout: Annotated[
         float, Flag(help="a KV transfer without progress is given up after", unit="s", at_least=0.1)
     ] = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class PacingOptions:
+    """pacing"""
+
     itl_target: Annotated[
         float,
         Flag(
@@ -195,8 +214,13 @@ class SupervisionOptions:
 class ServeOptions:
     """processes"""
 
-    prefill: Annotated[int, Flag(help="prefill workers", at_least=1)] = 1
-    decode: Annotated[int, Flag(help="decode workers", at_least=1)] = 1
+    role: Annotated[
+        Literal["split", "both"],
+        Flag(help="of workers; split: prefill and decode are separate; both: each worker does both, in the same steps"),
+    ] = "split"
+    prefill: Annotated[int, Flag(help="prefill workers, with --role split", at_least=1)] = 1
+    decode: Annotated[int, Flag(help="decode workers, with --role split", at_least=1)] = 1
+    aggregated: Annotated[int, Flag(help="workers, with --role both", at_least=1)] = 1
     log_dir: Annotated[str, Flag(help="one log file per process goes here; empty: a new folder in the cache")] = ""
 
 
@@ -231,6 +255,7 @@ class PrefillCommand:
 
     model: ModelOptions = field(default_factory=ModelOptions)
     worker: WorkerOptions = field(default_factory=WorkerOptions)
+    transfer: TransferOptions = field(default_factory=TransferOptions)
     prefill: PrefillOptions = field(default_factory=PrefillOptions)
     log: LogOptions = field(default_factory=LogOptions)
     supervision: SupervisionOptions = field(default_factory=SupervisionOptions)
@@ -242,6 +267,20 @@ class DecodeCommand:
 
     model: ModelOptions = field(default_factory=ModelOptions)
     worker: WorkerOptions = field(default_factory=WorkerOptions)
+    transfer: TransferOptions = field(default_factory=TransferOptions)
+    decode: DecodeOptions = field(default_factory=DecodeOptions)
+    pacing: PacingOptions = field(default_factory=PacingOptions)
+    log: LogOptions = field(default_factory=LogOptions)
+    supervision: SupervisionOptions = field(default_factory=SupervisionOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggregatedCommand:
+    """A worker that does both: computes prompts in chunks beside the tokens of running sequences."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    worker: WorkerOptions = field(default_factory=WorkerOptions)
+    prefill: PrefillOptions = field(default_factory=PrefillOptions)
     decode: DecodeOptions = field(default_factory=DecodeOptions)
     log: LogOptions = field(default_factory=LogOptions)
     supervision: SupervisionOptions = field(default_factory=SupervisionOptions)
@@ -249,15 +288,17 @@ class DecodeCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeCommand:
-    """Everything on one machine: a gateway, prefill and decode workers, started and supervised together."""
+    """Everything on one machine: a gateway and workers, started and supervised together."""
 
     serve: ServeOptions = field(default_factory=ServeOptions)
     model: ModelOptions = field(default_factory=ModelOptions)
     http: HttpOptions = field(default_factory=HttpOptions)
     gateway: GatewayOptions = field(default_factory=GatewayOptions)
     worker: WorkerOptions = field(default_factory=WorkerOptions)
+    transfer: TransferOptions = field(default_factory=TransferOptions)
     prefill: PrefillOptions = field(default_factory=PrefillOptions)
     decode: DecodeOptions = field(default_factory=DecodeOptions)
+    pacing: PacingOptions = field(default_factory=PacingOptions)
     log: LogOptions = field(default_factory=LogOptions)
 
 
@@ -269,7 +310,15 @@ class ChatCommand:
 
 
 Command = (
-    GatewayCommand | PrefillCommand | DecodeCommand | ServeCommand | ChatCommand | BenchCommand | BenchGatewayCommand
+    GatewayCommand
+    | PrefillCommand
+    | DecodeCommand
+    | AggregatedCommand
+    | ServeCommand
+    | ChatCommand
+    | BenchCommand
+    | BenchGatewayCommand
+    | InsideCommand
 )
 
 COMMANDS: dict[str, type[Command]] = {
@@ -277,11 +326,16 @@ COMMANDS: dict[str, type[Command]] = {
     "gateway": GatewayCommand,
     "prefill": PrefillCommand,
     "decode": DecodeCommand,
+    "aggregated": AggregatedCommand,
     "chat": ChatCommand,
     "bench run": BenchRunCommand,
     "bench goodput": BenchGoodputCommand,
     "bench mixed": BenchMixedCommand,
     "bench gateway": BenchGatewayCommand,
+    "bench steps": BenchStepsCommand,
+    "bench phases": BenchPhasesCommand,
+    "bench perplexity": BenchPerplexityCommand,
+    "bench handoff": BenchHandoffCommand,
 }
 
 

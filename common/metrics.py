@@ -167,7 +167,7 @@ class _WorkerMetrics(Collector):
                 family.add_metric([name, status.role.value], value)
         yield from families.values()
         usage = GaugeMetricFamily(
-            "vllm:kv_cache_usage_perc", "Share of decode's KV blocks in use", labels=["model_name"]
+            "vllm:kv_cache_usage_perc", "Share of the KV blocks in use where tokens are decoded", labels=["model_name"]
         )
         usage.add_metric([self._model_name], _decode_usage(workers))
         yield usage
@@ -188,6 +188,6 @@ def _values_of(status: WorkerStatus) -> dict[str, float]:
 
 
 def _decode_usage(workers: Mapping[str, WorkerStatus]) -> float:
-    decoders = [status for status in workers.values() if status.role is Role.DECODE]
+    decoders = [status for status in workers.values() if status.role is not Role.PREFILL]
     num_blocks = sum(status.num_blocks for status in decoders)
     return 1 - sum(status.num_free_blocks for status in decoders) / num_blocks if num_blocks else 0.0

@@ -33,10 +33,11 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Role(StrEnum):
-    """Which pool a worker belongs to."""
+    """Which pool a worker belongs to. BOTH: to none, it computes prompts and goes on with them itself."""
 
     PREFILL = "prefill"
     DECODE = "decode"
+    BOTH = "both"
 
 
 class EndReason(StrEnum):
@@ -142,7 +143,7 @@ class GatewayStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillRequest:
-    """gateway -> prefill: compute prompt and output tokens, sample the next one, hold the KV.
+    """gateway -> prefill or both: compute prompt and output tokens, sample the next one, hold the KV.
 
     age_s: since the request first arrived (clocks of two hosts are never compared).
     """
@@ -157,11 +158,11 @@ class PrefillRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillDone:
-    """prefill -> gateway: the next token, and the KV of everything before it.
+    """prefill or both -> gateway: the next token, and the KV of everything before it.
 
     index:             of token_id in the request's output
     num_cached_tokens: tokens whose KV was found in the prefix cache
-    kv:                None when the request ended with this token
+    kv:                None when the request ended with this token, or the worker (BOTH) goes on with it itself
     """
 
     request_id: RequestId
@@ -201,7 +202,7 @@ class TokensEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """decode -> gateway, one a step: all new tokens of that gateway's sequences."""
+    """decode or both -> gateway, one a step: all new tokens of that gateway's sequences."""
 
     entries: tuple[TokensEntry, ...]
 

@@ -19,13 +19,13 @@ from kvtransfer.transport import PullFinished, ReceiverEffect
 
 def run(command: DecodeCommand, channel: SupervisorChannel | None) -> int:
     """Serve until stopped; return the exit code. Raises: ConfigError, ModelError when it cannot start."""
-    options = command.worker
+    options, transfer = command.worker, command.transfer
     set_up_logging(options.name or "decode", command.log.log_level, command.log.log_format)
     engine = load_engine(Role.DECODE, command.model, options, channel, lambda _: None)
     inbox: SimpleQueue[LinkEvent | PullFinished | Stop] = SimpleQueue()
     puller = KVPuller(
         *(engine.peer, engine.cache.memory, engine.layout, inbox.put),
-        *(options.kv_transport, command.decode.pull_timeout),
+        *(transfer.kv_transport, transfer.pull_timeout),
     )
     links = Links(engine.peer, options.bind, options.advertise_host, lambda _: loop.current_status(), inbox.put)
     blocks = BlockManager(engine.num_blocks, engine.layout.block_size)
@@ -42,7 +42,7 @@ def run(command: DecodeCommand, channel: SupervisorChannel | None) -> int:
         watch=watch_gateways(options.gateway),
         drain_timeout_s=options.drain_timeout,
         on_tick=engine.on_tick,
-        itl_target_s=command.decode.itl_target / 1000,
+        itl_target_s=command.pacing.itl_target / 1000,
     )
     run_until_stopped(loop, links, inbox, options.gateway, channel)
     puller.close()

@@ -20,6 +20,7 @@ class DecodeSequence:
     Mutable state: output_token_ids grows by a token a step; block_table from admission on;
     is_cancelled while a pull that nobody wants any more comes to its end.
     num_computed: tokens whose KV is in the cache; the last output token's never is before its step.
+    kv:           what is pulled, hashes its full blocks; None where the prompt was computed in this very cache
     """
 
     key: SequenceKey
@@ -28,9 +29,9 @@ class DecodeSequence:
     output_token_ids: list[int]
     sampling: SamplingParams
     arrival_s: float
-    kv: KVDescriptor
-    hashes: list[BlockHash]
     num_computed: int
+    kv: KVDescriptor | None = None
+    hashes: list[BlockHash] = field(default_factory=list[BlockHash])
     block_table: list[BlockId] = field(default_factory=list[BlockId])
     num_shared: int = 0
     is_cancelled: bool = False
@@ -38,6 +39,12 @@ class DecodeSequence:
     @property
     def age_order(self) -> tuple[float, SequenceKey]:
         return (self.arrival_s, self.key)
+
+    @property
+    def pulled_kv(self) -> KVDescriptor:
+        """Only of a sequence that was handed over."""
+        assert self.kv is not None, f"the prompt of {self.key} was computed here"
+        return self.kv
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +123,15 @@ class DecodeScheduler:
             output_token_ids=list(request.output_token_ids),
             sampling=request.sampling,
             arrival_s=now - request.age_s,
+            num_computed=request.kv.num_tokens,
             kv=request.kv,
             hashes=hash_blocks(token_ids[: request.kv.num_tokens], self._blocks.block_size),
-            num_computed=request.kv.num_tokens,
         )
+
+    def adopt(self, sequence: DecodeSequence) -> None:
+        """Run a sequence that is new here and whose KV is in this cache already; its blocks are ours to release."""
+        assert self.get(sequence.key) is None, f"{sequence.key} is here already"
+        self._running[sequence.key] = sequence
 
     def cancel(self, key: SequenceKey) -> bool:
         """Forget the sequence and give its blocks back. Unknown keys are fine.
@@ -165,7 +177,7 @@ class DecodeScheduler:
 
     def copies(self, sequence: DecodeSequence) -> tuple[BlockCopy, ...]:
         """What an admitted sequence has to pull: every block that was not in the prefix cache."""
-        first, kv = sequence.num_shared, sequence.kv
+        first, kv = sequence.num_shared, sequence.pulled_kv
         targets = sequence.block_table[first : len(kv.block_ids)]
         triples = zip(kv.block_ids[first:], targets, kv.checksums[first:], strict=True)
         return tuple(BlockCopy(source, target, checksum) for source, target, checksum in triples)
@@ -186,13 +198,13 @@ class DecodeScheduler:
 
     def _seal(self, sequence: DecodeSequence) -> None:
         for index in range(sequence.num_shared, len(sequence.hashes)):
-            self._blocks.seal(sequence.block_table[index], sequence.hashes[index], sequence.kv.checksums[index])
+            self._blocks.seal(sequence.block_table[index], sequence.hashes[index], sequence.pulled_kv.checksums[index])
 
     def schedule(self) -> tuple[StepPlan | None, list[DecodeSequence]]:
         """One token for every running sequence. Returns the plan and whom it preempted, blocks free.
 
         The youngest is preempted until the older ones have their blocks; the oldest never is.
-        Where it lacks a block that a pull holds, it waits for the pull's end.
+        Where it lacks a block that a pull or a prompt in the same cache holds, it waits for their end.
         """
         by_age = sorted(self._running.values(), key=lambda s: s.age_order)
         planned: list[ScheduledSequence] = []
@@ -206,7 +218,8 @@ class DecodeScheduler:
                 self.cancel(youngest.key)
                 preempted.append(youngest)
             else:
-                assert self._pulling, "the only sequence does not fit, although the gateway's limit says that it does"
+                is_alone = self._blocks.num_owned == len(sequence.block_table)
+                assert not is_alone, "the only sequence does not fit, although the gateway's limit says that it does"
                 break
         return (StepPlan(tuple(planned)) if planned else None), preempted
 

@@ -2,7 +2,7 @@
 
 from common.engine.block_manager import BlockManager
 from common.engine.step import StepPlan, StepResult
-from common.engine.worker import Gateways, StepCounters, WorkerIdentity, ended
+from common.engine.worker import Gateways, StepCounters, WorkerIdentity, ended, num_tokens_at_end
 from common.ids import PeerId, SequenceKey
 from common.service import LinkEvent, LinkFull, LinkLost, Received, Send, Tick
 from common.wire import (
@@ -79,8 +79,7 @@ class DecodeService:
 
     def _refuse(self, request: DecodeRequest) -> tuple[EndReason, str] | None:
         kv = request.kv
-        num_output = max(request.sampling.max_tokens, len(request.output_token_ids) + 1)
-        if refusal := self._identity.refuse(request, len(request.prompt_token_ids) + num_output):
+        if refusal := self._identity.refuse(request, num_tokens_at_end(request)):
             return refusal
         if mismatches := self._identity.layout.mismatches(kv.source.layout):
             return EndReason.TRANSFER, f"KV layouts differ, ours != theirs: {', '.join(mismatches)}"
@@ -91,6 +90,17 @@ class DecodeService:
             detail = f"KV of {wanted} tokens in {num_blocks} blocks is wanted, got tokens, blocks, checksums = {got}"
             return EndReason.TRANSFER, detail
         return None
+
+    def adopt(self, sequence: DecodeSequence) -> None:
+        """Go on with a prompt that was computed in the same cache, also while draining. See `DecodeScheduler.adopt`."""
+        self._scheduler.adopt(sequence)
+
+    def holds(self, key: SequenceKey) -> bool:
+        return self._scheduler.get(key) is not None
+
+    @property
+    def num_running(self) -> int:
+        return self._scheduler.num_running
 
     def _cancel(self, key: SequenceKey) -> list[Effect]:
         """Drop this attempt and all earlier ones."""
@@ -132,7 +142,7 @@ class DecodeService:
             return []
         if event.error:
             return [ended(sequence.gateway, sequence.key, EndReason.TRANSFER, event.error)]
-        return [SendRelease(sequence.key, sequence.kv.source)]
+        return [SendRelease(sequence.key, sequence.pulled_kv.source)]
 
     def _tick(self, now: float) -> list[Effect]:
         effects: list[Effect] = [*self._gateways.resend(), *self._outbox.flush()]
@@ -154,7 +164,7 @@ class DecodeService:
     def _start_pull(self, sequence: DecodeSequence) -> list[Effect]:
         copies = self._scheduler.copies(sequence)
         if copies:
-            return [StartPull(sequence.key, sequence.kv, copies)]
+            return [StartPull(sequence.key, sequence.pulled_kv, copies)]
         return self._pulled(PullFinished(sequence.key, error="", num_bytes=0))
 
     def complete(self, plan: StepPlan, result: StepResult, now: float) -> list[Effect]:

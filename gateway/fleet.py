@@ -36,7 +36,7 @@ class Worker:
 
 
 class Fleet:
-    """Membership of both pools.
+    """Membership of both pools, and workers that need none.
 
     model_hash: workers that serve another model are refused
     on_problem: gets name and problem of a worker that is refused, or comes when no KV can flow between it and others
@@ -64,7 +64,9 @@ class Fleet:
         """Why it cannot work with this gateway, or with any worker that it would exchange KV with; empty if it can."""
         if status.layout.model_hash != self._model_hash:
             return f"it has another model, with hash {status.layout.model_hash} and not {self._model_hash}"
-        other_role = next(role for role in Role if role is not status.role)
+        if status.role is Role.BOTH:
+            return ""
+        other_role = Role.DECODE if status.role is Role.PREFILL else Role.PREFILL
         names: dict[str, list[str]] = {}
         for worker in self._routable(other_role):
             differences = ", ".join(status.layout.mismatches(worker.status.layout))
@@ -101,10 +103,18 @@ class Fleet:
     def all(self) -> list[Worker]:
         return list(self._workers.values())
 
-    def pool(self, role: Role) -> list[Worker]:
-        """Live workers that take new requests; of prefill, those whose KV a decode worker can take."""
-        workers = self._routable(role)
-        return [w for w in workers if self.matching(w.status.layout)] if role is Role.PREFILL else workers
+    def prompt_workers(self) -> list[Worker]:
+        """Live workers that take prompts: those of prefill whose KV a decode worker can take, and those that do both.
+
+        No others: a first token that nobody could follow up would be a broken promise.
+        """
+        prefill = [w for w in self._routable(Role.PREFILL) if self.matching(w.status.layout)]
+        return prefill + self._routable(Role.BOTH)
+
+    def goes_on(self, peer: PeerId) -> bool:
+        """Whether this worker decodes what it computed itself."""
+        worker = self._workers.get(peer)
+        return worker is not None and worker.status.role is Role.BOTH
 
     def _routable(self, role: Role) -> list[Worker]:
         return [w for w in self._workers.values() if w.status.role is role and w.is_routable]
@@ -115,8 +125,9 @@ class Fleet:
 
     def missing_pools(self) -> list[str]:
         """What is lacking to serve a request; empty when nothing is."""
-        missing = [role.value for role in Role if not self._routable(role)]
-        return missing or ([] if self.pool(Role.PREFILL) else [NO_MATCH])
+        if self.prompt_workers():
+            return []
+        return [role.value for role in (Role.PREFILL, Role.DECODE) if not self._routable(role)] or [NO_MATCH]
 
     def max_context(self, model_limit: int) -> int:
         """Tokens of the longest sequence that every live worker can hold, at most the model's limit."""

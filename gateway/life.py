@@ -27,7 +27,7 @@ class Request:
     belongs to the current attempt, but for num_failures, failed_s, computed_at and num_cached_tokens.
 
     prefill:           the worker that computes the prompt or holds its KV
-    decode:            the worker that pulls the KV and goes on
+    decode:            the worker that pulls the KV, or has it from the beginning, and goes on
     computed_at:       the last prefill worker that had the prompt: its cache makes a resume cheap
     num_cached_tokens: of the prompt, at the first attempt that brought a token
     failed_s:          when the latest failure came that counted; until then, when the request arrived

@@ -4,6 +4,7 @@
        ▲                          │                        │                          │
        └────────── the next attempt: a death, a lost link, preemption, draining ──────┘
 
+A worker that does both takes its request from PREFILL to DECODE with PrefillDone.
 QUEUED and HANDOFF wait for a worker. Every other way out is an end: finished, failed, or aborted by the client.
 """
 
@@ -22,7 +23,6 @@ from common.wire import (
     EndReason,
     PrefillDone,
     PrefillRequest,
-    Role,
     Tokens,
     TokensEntry,
     WorkerStatus,
@@ -176,11 +176,14 @@ class Requests:
             return []
         if done.index != len(request.output_token_ids):
             return self._retry(request, f"token {done.index} came, {len(request.output_token_ids)} was next", now)
-        if not (done.finish_reason or done.kv):
+        if not (done.finish_reason or done.kv or self.fleet.goes_on(peer)):
             return self._retry(request, "prefill reported neither an end nor KV", now)
         if not request.output_token_ids:
             request.num_cached_tokens = done.num_cached_tokens
-        request.phase, request.kv, request.waiting_since_s = Phase.HANDOFF, done.kv, now
+        if done.kv:
+            request.phase, request.kv, request.waiting_since_s = Phase.HANDOFF, done.kv, now
+        else:
+            request.phase, request.prefill, request.decode = Phase.DECODE, None, peer
         finish = Finish(done.finish_reason, done.stop_token_id) if done.finish_reason else None
         return [*self._emit(request, (done.token_id,), finish), *self._route(request, now)]
 
@@ -266,10 +269,8 @@ class Requests:
         return self._send_to_decode(request, now) if request.phase is Phase.HANDOFF else []
 
     def _send_to_prefill(self, request: Request, now: float) -> list[Effect]:
-        if not self.fleet.pool(Role.DECODE):  # a first token that nobody could follow up would be a broken promise
-            return []
         num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
-        worker = pick_prefill(self.fleet.pool(Role.PREFILL), num_tokens, request.computed_at)
+        worker = pick_prefill(self.fleet.prompt_workers(), num_tokens, request.computed_at)
         if worker is None:
             return []
         request.phase, request.prefill, request.computed_at = Phase.PREFILL, worker.peer, worker.peer

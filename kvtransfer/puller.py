@@ -220,6 +220,7 @@ class KVPuller:
             self._counters.add(f"kv_received_bytes_{pull.route.name}", num_blocks * self._layout.block_bytes)
         if fetch.is_answered:
             del channel.fetches[fetch.number]
+            channel.flush(self._numbers)  # at once: the source works on the next one while we copy
         if pull.is_complete:
             self._finish(channel, pull, "")
 

@@ -29,6 +29,10 @@ RUN_BYTES = 2**20
 """Blocks are sent in runs of about this size, so that the receiver verifies one while the next is on its way."""
 MAX_UNSENT_RUNS = 256
 """Per receiver. One that keeps to its window (see `source_channel`) has a sixteenth of it under way."""
+LOOPBACK = "tcp://127."
+LOOPBACK_SEND_BYTES = 2**19
+"""Of the system's send buffer where all receivers are on this host: there is no latency to cover, and what waits in a
+larger one leaves the cores' caches: 2.1 GB/s instead of 2.7 (190 MB, two cores of a Xeon 6, 2026-12)."""
 
 
 class KVServer:
@@ -62,6 +66,8 @@ class KVServer:
         set_options(self._socket, MAX_UNSENT_RUNS)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_HEADER_BYTES)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        if bind_to.startswith(LOOPBACK):
+            self._socket.setsockopt(zmq.SNDBUF, LOOPBACK_SEND_BYTES)
         try:
             address = bind(self._socket, bind_to, advertise_host or "")
         except ConfigError:

@@ -116,7 +116,8 @@ class ShmRoute:
         try:
             if os.fstat(file).st_size < HEADER_BYTES + num_bytes:
                 raise TransferError(f"shared memory of {source.peer} is smaller than its {num_bytes} bytes of cache")
-            mapped = mmap.mmap(file, HEADER_BYTES + num_bytes, prot=mmap.PROT_READ)
+            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE  # 1 ms for 35 MB now, or five times that in the middle of pulls
+            mapped = mmap.mmap(file, HEADER_BYTES + num_bytes, flags=flags, prot=mmap.PROT_READ)
         finally:
             os.close(file)
         wanted = (_MAGIC, _VERSION, source.shm_nonce.encode(), num_bytes)

@@ -24,14 +24,14 @@ logger = logging.getLogger(__name__)
 
 def run(command: PrefillCommand, channel: SupervisorChannel | None) -> int:
     """Serve until stopped; return the exit code. Raises: ConfigError, ModelError when it cannot start."""
-    options = command.worker
+    options, transfer = command.worker, command.transfer
     set_up_logging(options.name or "prefill", command.log.log_level, command.log.log_format)
     for name in remove_dead_segments():  # their memory counts as used
         logger.info("removed %s, whose worker is gone", name)
     segments: list[SharedSegment] = []
 
     def allocate(num_bytes: int) -> memoryview | None:
-        segment = _share_memory(num_bytes, options.kv_transport)
+        segment = _share_memory(num_bytes, transfer.kv_transport)
         if segment is None:
             return None
         segments.append(segment)
@@ -43,7 +43,7 @@ def run(command: PrefillCommand, channel: SupervisorChannel | None) -> int:
         segment = segments[0] if segments else None
         server = KVServer(
             *(engine.peer, engine.cache.memory, engine.layout, inbox.put),
-            *(options.data_bind, options.advertise_host, segment),
+            *(transfer.data_bind, options.advertise_host, segment),
         )
         links = Links(engine.peer, options.bind, options.advertise_host, lambda _: loop.current_status(), inbox.put)
         blocks = BlockManager(engine.num_blocks, engine.layout.block_size)
@@ -51,7 +51,7 @@ def run(command: PrefillCommand, channel: SupervisorChannel | None) -> int:
             blocks,
             max_batch_tokens=command.prefill.max_batch_prefill_tokens,
             max_step_s=command.prefill.max_step_ms / 1000,
-            lease_s=command.prefill.kv_lease,
+            lease_s=transfer.kv_lease,
         )
         loop: WorkerLoop[KVReleased, SenderEffect] = WorkerLoop(
             PrefillService(engine.identity(links.address), server.source, blocks, scheduler),

@@ -1,5 +1,6 @@
 """Which prompt tokens the next step computes. Pure: no torch, no sockets, no clock."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -69,14 +70,37 @@ class PrefillFailed:
 PrefillEvent = Prefilled | PrefillFailed
 
 
+@dataclass(frozen=True, slots=True)
+class Tenants:
+    """Sequences that decode in the same cache and in the same steps, where prompts are computed beside them.
+
+    max_num_seqs: of a step, theirs and prompts
+    """
+
+    num_running: int
+    max_num_seqs: int
+
+    def admit(self, num_prompts: int, num_blocks_left: int) -> bool:
+        """Whether a prompt may start that leaves so many blocks, beside so many that run.
+
+        A block is kept for each sequence and prompt that runs: what it grows into before long. With nobody beside it a
+        prompt may take all, so the first in the queue starts once the others have come to their end.
+        """
+        num_seqs = self.num_running + num_prompts
+        return num_seqs < self.max_num_seqs and num_blocks_left >= num_seqs
+
+
 class PrefillScheduler:
     """The life of sequences on a prefill worker.
 
     max_step_s: a step's wanted length; 0 leaves only the token budget.
+    lease_s:    after which a handoff that is not renewed is given up
     Mutable state: three disjoint maps by key (waiting, running, handoffs) and the measured speed.
     """
 
-    def __init__(self, blocks: BlockManager, *, max_batch_tokens: int, max_step_s: float, lease_s: float) -> None:
+    def __init__(
+        self, blocks: BlockManager, *, max_batch_tokens: int, max_step_s: float, lease_s: float = math.inf
+    ) -> None:
         self._blocks = blocks
         self._max_batch_tokens = max_batch_tokens
         self._max_step_s = max_step_s
@@ -158,9 +182,13 @@ class PrefillScheduler:
             self.release(sequence.key)
         return expired
 
-    def schedule(self) -> StepPlan | None:
+    def take(self, key: SequenceKey) -> PrefillSequence:
+        """Give a handoff up without releasing its blocks, which are the caller's from now on."""
+        return self._handoffs.pop(key)
+
+    def schedule(self, tenants: Tenants | None = None) -> StepPlan | None:
         """Plan the next step and start the sequences that get their first chunk in it. None: nothing to do."""
-        candidates = self._candidates()
+        candidates = self._candidates(tenants)
         remaining = [sequence.num_remaining - len(cached) * self._blocks.block_size for sequence, cached in candidates]
         chunks = assign_chunks(remaining, self._budget_tokens(), SHORT_SHARE)
         planned: list[ScheduledSequence] = []
@@ -172,7 +200,7 @@ class PrefillScheduler:
             planned.append(self._plan_chunk(sequence, chunk))
         return StepPlan(tuple(planned)) if planned else None
 
-    def _candidates(self) -> list[tuple[PrefillSequence, list[BlockId]]]:
+    def _candidates(self, tenants: Tenants | None) -> list[tuple[PrefillSequence, list[BlockId]]]:
         """Sequences that may compute now, oldest first; with the cached blocks that a waiting one would share.
 
         A waiting sequence that does not get its blocks is not overtaken by a younger one.
@@ -182,7 +210,7 @@ class PrefillScheduler:
         for sequence in sorted(self._waiting.values(), key=lambda s: s.age_order):
             cached = self._match(sequence)
             available -= self._num_blocks_to_start(sequence, cached)
-            if available < 0:
+            if available < 0 or (tenants and not tenants.admit(len(found), available)):
                 break
             found.append((sequence, cached))
         return sorted(found, key=lambda pair: pair[0].age_order)

@@ -2,7 +2,7 @@
 
 from common.engine.block_manager import BlockManager
 from common.engine.step import StepPlan, StepResult
-from common.engine.worker import Gateways, StepCounters, WorkerIdentity, ended
+from common.engine.worker import Gateways, StepCounters, WorkerIdentity, ended, num_tokens_at_end
 from common.ids import PeerId, SequenceKey
 from common.service import LinkEvent, LinkFull, LinkLost, Received, Send, Tick
 from common.wire import (
@@ -17,7 +17,7 @@ from common.wire import (
     WorkerStatus,
 )
 from kvtransfer.transport import KVReleased, Publish, SenderEffect, Withdraw
-from prefill.scheduler import PrefillEvent, PrefillFailed, PrefillScheduler, PrefillSequence
+from prefill.scheduler import PrefillEvent, PrefillFailed, PrefillScheduler, PrefillSequence, Tenants
 
 Event = LinkEvent | Tick | KVReleased
 Effect = Send | SenderEffect
@@ -26,11 +26,13 @@ Effect = Send | SenderEffect
 class PrefillService:
     """One prefill worker group.
 
+    source: where its KV can be fetched; None: sequences go on in this cache, and whoever drives the service takes
+            (`take`) what was computed
     Mutable state: the scheduler's sequences, what is remembered of gateways, and counters.
     """
 
     def __init__(
-        self, identity: WorkerIdentity, source: KVSource, blocks: BlockManager, scheduler: PrefillScheduler
+        self, identity: WorkerIdentity, source: KVSource | None, blocks: BlockManager, scheduler: PrefillScheduler
     ) -> None:
         self._identity = identity
         self._source = source
@@ -78,7 +80,8 @@ class PrefillService:
             return []
         if self._is_draining:
             return [ended(peer, key, EndReason.DRAINING, "this worker is draining")]
-        num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
+        num_held = len(request.prompt_token_ids) + len(request.output_token_ids)
+        num_tokens = num_held if self._source else num_tokens_at_end(request)
         if refusal := self._identity.refuse(request, num_tokens):
             return [ended(peer, key, *refusal)]
         superseded = self._cancel(SequenceKey(key.request_id, key.attempt - 1)) if key.attempt else []
@@ -121,8 +124,15 @@ class PrefillService:
             ]
         return effects
 
-    def plan(self, now: float) -> tuple[StepPlan | None, list[Effect]]:
-        plan = self._scheduler.schedule()
+    def take(self, key: SequenceKey) -> PrefillSequence:
+        """A prompt that was just reported, with its blocks. See `PrefillScheduler.take`."""
+        return self._scheduler.take(key)
+
+    def has_unsent_for(self, peer: PeerId) -> bool:
+        return self._gateways.has_unsent_for(peer)
+
+    def plan(self, now: float, tenants: Tenants | None = None) -> tuple[StepPlan | None, list[Effect]]:
+        plan = self._scheduler.schedule(tenants)
         self._expected_step_s = self._scheduler.expected_step_s(plan) if plan else 0.0
         return plan, []
 
@@ -139,6 +149,7 @@ class PrefillService:
             return [ended(sequence.gateway, sequence.key, EndReason.FAILED, event.reason)]
         self._cached_tokens += sequence.num_cached
         finish = event.finish
+        kv = self._describe(sequence, self._source) if self._source and not finish else None
         done = PrefillDone(
             request_id=sequence.key.request_id,
             attempt=sequence.key.attempt,
@@ -147,15 +158,14 @@ class PrefillService:
             num_cached_tokens=sequence.num_cached,
             finish_reason=finish.reason if finish else None,
             stop_token_id=finish.stop_token_id if finish else None,
-            kv=None if finish else self._describe(sequence),
+            kv=kv,
         )
-        if finish:
-            return [Send(sequence.gateway, done)]
-        return [Publish(sequence.key, tuple(sequence.block_table)), Send(sequence.gateway, done)]
+        publish = [Publish(sequence.key, tuple(sequence.block_table))] if kv else []
+        return [*publish, Send(sequence.gateway, done)]
 
-    def _describe(self, sequence: PrefillSequence) -> KVDescriptor:
+    def _describe(self, sequence: PrefillSequence, source: KVSource) -> KVDescriptor:
         return KVDescriptor(
-            source=self._source,
+            source=source,
             num_tokens=len(sequence.token_ids),
             block_ids=tuple(sequence.block_table),
             checksums=tuple(sequence.checksums),

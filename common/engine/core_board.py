@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from common.errors import ConfigError
-from kernels.cpu.cores import CORE_BYTES, MAX_WORKERS, Cores, private_cores, read_homes, write_homes
+from kernels.cpu.cores import CORE_BYTES, MAX_WORKERS, Cores, private_cores, read_homes, write_homes, write_urgency
 
 logger = logging.getLogger(__name__)
 
@@ -17,10 +17,11 @@ logger = logging.getLogger(__name__)
 class CoreBoard:
     """Our place among the workers of a host, until the process ends: the system then lets go of our lock."""
 
-    def __init__(self, folder: Path, num_cores: int, *, borrows: bool) -> None:
+    def __init__(self, folder: Path, num_cores: int, *, borrows: bool, is_urgent: bool) -> None:
         """Take a place, and deal the cores out anew.
 
-        folder: made if need be; all workers of the host name the same one, and the same num_cores
+        folder:     made if need be; all workers of the host name the same one, and the same num_cores
+        is_urgent:  somebody waits for each of our steps, as for a decode worker's
         Raises: ConfigError if there is no place left, or the folder cannot be used.
         """
         self._folder = folder
@@ -31,6 +32,7 @@ class CoreBoard:
                 self._board = _open_board(folder / f"cores-{num_cores}", num_cores * CORE_BYTES)
                 self._worker, self._lock_fd = _take_place(folder)
                 write_homes(self._board, num_cores, self._find_live())
+                write_urgency(self._board, num_cores, self._worker, is_urgent=is_urgent)
         except OSError as error:
             raise ConfigError(f"shared_dir {folder} cannot be used: {error}") from error
         self.cores = Cores(self._board, num_cores, self._worker, borrows)
@@ -54,14 +56,14 @@ class CoreBoard:
         return sorted(worker for worker in others if worker == self._worker or _is_held(_place(self._folder, worker)))
 
 
-def find_cores(folder: str, num_cores: int, *, borrows: bool) -> tuple[Cores, CoreBoard | None]:
+def find_cores(folder: str, num_cores: int, *, borrows: bool, is_urgent: bool) -> tuple[Cores, CoreBoard | None]:
     """The cores of a worker: with a folder those of its host, shared; without one num_cores for itself.
 
     Raises: ConfigError.
     """
     if not folder:
         return private_cores(num_cores), None
-    board = CoreBoard(Path(folder), num_cores, borrows=borrows)
+    board = CoreBoard(Path(folder), num_cores, borrows=borrows, is_urgent=is_urgent)
     return board.cores, board
 
 

@@ -12,6 +12,7 @@ from common.engine.sampler import Sampler
 from common.engine.step import StepPlan, StepResult
 from common.engine.weights import Progress, open_weights
 from common.errors import ConfigError, ModelError
+from common.kv_layout import KVLayout
 from common.model_files import ModelFiles
 from kernels.cpu.cores import Cores
 from kernels.dispatch import Ops, OpsRequest, choose_ops
@@ -97,8 +98,26 @@ def load_runner(
     quantization: str = "none",
     progress: Progress = lambda fraction: None,
 ) -> ModelRunner:
-    """Load the weights in the cache's dtype. Blocks for as long as that takes.
+    """A runner of the model that `load_model` loads for this cache. Raises: what that raises."""
+    model, ops = load_model(
+        *(files, config, kv_cache.layout, max_model_len, cores, kernels, quantization, progress),
+    )
+    return ModelRunner(model, kv_cache, Sampler(config.vocab_size, ops.argmax), ops)
 
+
+def load_model(
+    files: ModelFiles,
+    config: ModelConfig,
+    layout: KVLayout,
+    max_model_len: int,
+    cores: Cores,
+    kernels: str,
+    quantization: str,
+    progress: Progress = lambda fraction: None,
+) -> tuple[Llama, Ops]:
+    """Load the weights in the layout's dtype. Blocks for as long as that takes.
+
+    layout:         of the cache that the model will be given
     max_model_len:  tokens of the longest sequence
     cores:          that native ops may use
     kernels:        which ops, by the names of kernels.dispatch
@@ -112,19 +131,17 @@ def load_runner(
             f" {config.max_position_embeddings}, sliding_window {config.sliding_window}), got {max_model_len}"
         )
     try:
-        dtype = TORCH_DTYPES[kv_cache.layout.dtype]
+        dtype = TORCH_DTYPES[layout.dtype]
         request = OpsRequest(
             dtype=dtype,
             head_dim=config.head_dim,
-            block_size=kv_cache.layout.block_size,
+            block_size=layout.block_size,
             quantization=resolve_quantization(quantization, files),
         )
         ops = choose_ops(kernels, request, cores)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     try:
-        weights = open_weights(files, config, dtype, progress)
-        model = Llama(weights, config, ops, max_model_len)
+        return Llama(open_weights(files, config, dtype, progress), config, ops, max_model_len), ops
     except ModelError as error:
         raise ModelError(f"model {files.name} ({files.path}): {error}") from error
-    return ModelRunner(model, kv_cache, Sampler(config.vocab_size, ops.argmax), ops)

@@ -1,5 +1,6 @@
-"""What the prefill and the decode service have in common. Pure: no torch, no sockets, no clock."""
+"""What the services of workers have in common. Pure: no torch, no sockets, no clock."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol, TypeVar
@@ -15,7 +16,7 @@ GATEWAY_TIMEOUT_S = 5.0
 """A gateway that is silent for this long is gone, and so is what it asked for."""
 
 EventT = TypeVar("EventT", contravariant=True)
-EffectT = TypeVar("EffectT")
+EffectT = TypeVar("EffectT", covariant=True)
 
 
 class WorkerService(Protocol[EventT, EffectT]):
@@ -24,19 +25,19 @@ class WorkerService(Protocol[EventT, EffectT]):
     EventT, EffectT: what it hears from and asks of its side of the KV transfer.
     """
 
-    def handle(self, event: LinkEvent | Tick | EventT, now: float) -> list[Send | EffectT]: ...
+    def handle(self, event: LinkEvent | Tick | EventT, now: float) -> Sequence[Send | EffectT]: ...
 
-    def plan(self, now: float) -> tuple[StepPlan | None, list[Send | EffectT]]:
+    def plan(self, now: float) -> tuple[StepPlan | None, Sequence[Send | EffectT]]:
         """The next step, None when there is nothing to compute; with effects to carry out before it."""
         ...
 
-    def complete(self, plan: StepPlan, result: StepResult, now: float) -> list[Send | EffectT]: ...
+    def complete(self, plan: StepPlan, result: StepResult, now: float) -> Sequence[Send | EffectT]: ...
 
-    def drain(self) -> list[Send | EffectT]:
+    def drain(self) -> Sequence[Send | EffectT]:
         """Take nothing new from now on; give up what has not begun."""
         ...
 
-    def abandon(self) -> list[Send | EffectT]:
+    def abandon(self) -> Sequence[Send | EffectT]:
         """The drain took too long: give up what is left."""
         ...
 
@@ -85,6 +86,11 @@ class WorkerIdentity:
         return None
 
 
+def num_tokens_at_end(request: PrefillRequest | DecodeRequest) -> int:
+    """Of the whole sequence when it ends by its length."""
+    return len(request.prompt_token_ids) + max(request.sampling.max_tokens, len(request.output_token_ids) + 1)
+
+
 class Gateways:
     """What a worker remembers of its gateways.
 
@@ -111,6 +117,9 @@ class Gateways:
 
     def is_cancelled(self, key: SequenceKey) -> bool:
         return key in self._cancelled
+
+    def has_unsent_for(self, peer: PeerId) -> bool:
+        return peer in self._unsent
 
     def keep_unsent(self, peer: PeerId, message: Control) -> None:
         """Its link is full. Kept until it is sent or the gateway is gone, so there are at most a few a request."""

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Generic, Protocol, TypeVar
@@ -185,7 +185,7 @@ class WorkerLoop(Generic[EventT, EffectT]):
             failed = {sequence.key: f"the step failed: {error}" for sequence in plan.sequences}
             return StepResult(sampled={}, failed=failed, duration_s=self._clock() - started_s)
 
-    def _do(self, effects: list[Send | EffectT]) -> None:
+    def _do(self, effects: Sequence[Send | EffectT]) -> None:
         now = self._clock()
         for effect in effects:
             if not isinstance(effect, Send):

@@ -4,7 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common.config import Command, DecodeCommand, GatewayCommand, PrefillCommand, ServeCommand, WorkerOptions
+from common.config import (
+    AggregatedCommand,
+    Command,
+    DecodeCommand,
+    GatewayCommand,
+    PrefillCommand,
+    ServeCommand,
+)
 from common.flags import to_argv, to_environ
 from common.supervisor.runtime_dir import SHARED
 
@@ -24,35 +31,50 @@ class ChildPlan:
 
 
 def plan_children(serve: ServeCommand, program: Sequence[str], runtime_dir: Path) -> list[ChildPlan]:
-    """The gateway first, then the prefill and decode workers.
+    """The gateway first, then the workers.
 
     program:     what runs `baton`, such as (python, baton.py)
     runtime_dir: private folder for the sockets through which they meet
     """
     inbox = f"ipc://{runtime_dir}/{GATEWAY}"
-    shared_dir = serve.worker.shared_dir or str(runtime_dir / SHARED)
-    worker = replace(serve.worker, gateway=(inbox,), shared_dir=shared_dir, drain_timeout=_DRAIN_TIMEOUT_S)
-
-    def plan(role: str, name: str, command: Command) -> ChildPlan:
-        return ChildPlan(name, (*program, role, *to_argv(command)), to_environ(command))
-
     gateway = replace(serve.gateway, bind=inbox, name=GATEWAY)
-    children = [
-        plan("gateway", GATEWAY, GatewayCommand(model=serve.model, http=serve.http, gateway=gateway, log=serve.log))
+    commands: list[tuple[str, str, Command]] = [
+        ("gateway", GATEWAY, GatewayCommand(model=serve.model, http=serve.http, gateway=gateway, log=serve.log))
     ]
-    for index in range(serve.serve.prefill):
-        options = _place(worker, f"prefill-{index}", runtime_dir)
-        command = PrefillCommand(model=serve.model, worker=options, prefill=serve.prefill, log=serve.log)
-        children.append(plan("prefill", options.name, command))
-    for index in range(serve.serve.decode):
-        options = _place(worker, f"decode-{index}", runtime_dir)
-        command = DecodeCommand(model=serve.model, worker=options, decode=serve.decode, log=serve.log)
-        children.append(plan("decode", options.name, command))
-    return children
+    for role, count in _num_workers(serve).items():
+        for name in (f"{role}-{index}" for index in range(count)):
+            commands.append((role, name, _worker_command(role, name, serve, inbox, runtime_dir)))
+    return [
+        ChildPlan(name, (*program, role, *to_argv(command)), to_environ(command)) for role, name, command in commands
+    ]
 
 
-def _place(worker: WorkerOptions, name: str, runtime_dir: Path) -> WorkerOptions:
-    return replace(worker, name=name, bind=f"ipc://{runtime_dir}/{name}", data_bind=f"ipc://{runtime_dir}/{name}.kv")
+def _num_workers(serve: ServeCommand) -> dict[str, int]:
+    """By the command that starts them."""
+    if serve.serve.role == "both":
+        return {"aggregated": serve.serve.aggregated}
+    return {"prefill": serve.serve.prefill, "decode": serve.serve.decode}
+
+
+def _worker_command(role: str, name: str, serve: ServeCommand, inbox: str, runtime_dir: Path) -> Command:
+    worker = replace(
+        serve.worker,
+        name=name,
+        gateway=(inbox,),
+        bind=f"ipc://{runtime_dir}/{name}",
+        shared_dir=serve.worker.shared_dir or str(runtime_dir / SHARED),
+        drain_timeout=_DRAIN_TIMEOUT_S,
+    )
+    transfer = replace(serve.transfer, data_bind=f"ipc://{runtime_dir}/{name}.kv")
+    model, prefill, decode, log = serve.model, serve.prefill, serve.decode, serve.log
+    match role:
+        case "prefill":
+            return PrefillCommand(model=model, worker=worker, transfer=transfer, prefill=prefill, log=log)
+        case "decode":
+            pacing = serve.pacing
+            return DecodeCommand(model=model, worker=worker, transfer=transfer, decode=decode, pacing=pacing, log=log)
+        case _:
+            return AggregatedCommand(model=model, worker=worker, prefill=prefill, decode=decode, log=log)
 
 
 def child_environ(environ: dict[str, str], secrets: dict[str, str]) -> dict[str, str]:

@@ -5,8 +5,9 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_CORE = struct.Struct("<QQI44x")
-"""pool.h's Core: homes, wanted, tenant; the rest keeps cores on cache lines of their own."""
+_CORE = struct.Struct("<QQQI36x")
+"""pool.h's Core: homes, wanted, urgent, tenant; the rest keeps cores on cache lines of their own."""
+_WANTED_AT, _URGENT_AT, _TENANT_AT = 8, 16, 24
 
 CORE_BYTES = _CORE.size
 MAX_WORKERS = 64
@@ -50,12 +51,23 @@ def write_homes(board: mmap.mmap, num_cores: int, workers: Sequence[int]) -> Non
         homes[turn % num_cores] |= 1 << workers[turn % len(workers)]
     live = sum(1 << worker for worker in workers)
     for core in range(num_cores):
-        _, wanted, tenant = _CORE.unpack_from(board, core * CORE_BYTES)
-        struct.pack_into("<Q", board, core * CORE_BYTES, homes[core])
+        at = core * CORE_BYTES
+        _, wanted, urgent, tenant = _CORE.unpack_from(board, at)
+        struct.pack_into("<Q", board, at, homes[core])
         if wanted & ~live:
-            struct.pack_into("<Q", board, core * CORE_BYTES + 8, wanted & live)
+            struct.pack_into("<Q", board, at + _WANTED_AT, wanted & live)
+        if urgent & ~live:
+            struct.pack_into("<Q", board, at + _URGENT_AT, urgent & live)
         if tenant and not live >> (tenant - 1) & 1:
-            struct.pack_into("<I", board, core * CORE_BYTES + 16, 0)
+            struct.pack_into("<I", board, at + _TENANT_AT, 0)
+
+
+def write_urgency(board: mmap.mmap, num_cores: int, worker: int, *, is_urgent: bool) -> None:
+    """Say whether somebody waits for each step of this worker. One writer at a time."""
+    for at in range(0, num_cores * CORE_BYTES, CORE_BYTES):
+        _, _, urgent, _ = _CORE.unpack_from(board, at)
+        others = urgent & ~(1 << worker)
+        struct.pack_into("<Q", board, at + _URGENT_AT, others | is_urgent << worker)
 
 
 def read_homes(board: mmap.mmap, num_cores: int) -> list[set[int]]:

@@ -90,6 +90,9 @@ _SIGNATURES = {
 }
 """Structures go by address: a call then costs 1 us, and there are two a layer and token."""
 
+PHASES = ("norm", "qkv", "rope_and_cache", "attention", "out", "gate_up", "down", "head")
+"""Phase: what blocks spend their caller's time on."""
+
 DTYPE_SUFFIXES = ("bf16", "f32")
 
 
@@ -112,6 +115,7 @@ def load_library(level: str) -> ctypes.CDLL:
     library.baton_worker.argtypes, library.baton_worker.restype = (c_void_p, c_int32, c_int32, c_int32), c_void_p
     library.baton_others_want.argtypes, library.baton_others_want.restype = (c_void_p,), c_int32
     library.baton_num_helped.argtypes, library.baton_num_helped.restype = (c_void_p,), c_uint64
+    library.baton_time_phases.argtypes, library.baton_time_phases.restype = (c_void_p, c_void_p), None
     library.baton_argmax.argtypes, library.baton_argmax.restype = (
         (*[c_void_p] * 2, c_int32, c_int64, *[c_void_p] * 2),
         None,

@@ -10,6 +10,7 @@ from torch import Tensor
 from kernels.blocks import AttentionWeights, LinearWeight, MLPWeights, NormWeight
 from kernels.cpu.cores import Cores
 from kernels.cpu.library import (
+    PHASES,
     AttentionStruct,
     BatchStruct,
     CacheStruct,
@@ -33,8 +34,8 @@ _LANES = 16
 class CpuOps:
     """Runs blocks on the calling thread and its helpers. One thread at a time may call it.
 
-    Owns the helpers, which end with it. Mutable state: the last step's rows as the library takes them, and the outputs
-    of blocks, which the next step overwrites.
+    Owns the helpers, which end with it. Mutable state: the last step's rows as the library takes them, and the hidden
+    states, which the next step overwrites.
     """
 
     def __init__(
@@ -71,7 +72,9 @@ class CpuOps:
         self._memory = HugeMemory()
         self._rows: TokenRows | None = None
         self._batch = BatchStruct()
-        self._outputs = [torch.empty(0), torch.empty(0)]
+        self._hidden_memory = torch.empty(0)
+        self._hidden: list[Tensor] = []
+        self._phase_ns = (ctypes.c_uint64 * 0)()
 
     def __del__(self) -> None:
         if worker := getattr(self, "_worker", None):
@@ -110,6 +113,12 @@ class CpuOps:
         """Tasks that helpers have run so far."""
         return self._library.baton_num_helped(self._worker)
 
+    def time_phases(self) -> Callable[[], dict[str, float]]:
+        """From now on the blocks' time is counted. Returns what tells the seconds of each phase so far, by PHASES."""
+        self._phase_ns = (ctypes.c_uint64 * len(PHASES))()
+        self._library.baton_time_phases(self._worker, self._phase_ns)
+        return lambda: {name: ns / 1e9 for name, ns in zip(PHASES, self._phase_ns, strict=True)}
+
     def attention(self, weights: AttentionWeights) -> "CpuAttention":
         return CpuAttention(self, weights)
 
@@ -138,11 +147,17 @@ class CpuOps:
             self._rows, self._batch = rows, _batch_struct(rows)
         return ctypes.addressof(self._batch)
 
-    def output(self, index: int, num_rows: int, hidden_size: int) -> Tensor:
-        """One of two outputs, which every block of a step uses in turn: valid until the next but one block runs."""
-        if self._outputs[0].shape != (num_rows, hidden_size):
-            self._outputs = [torch.empty(num_rows, hidden_size) for _ in range(2)]
-        return self._outputs[index]
+    def hidden(self, num_rows: int, hidden_size: int) -> list[Tensor]:
+        """Hidden states of a step, each [num_rows, hidden_size]: the residual, attention's output, the MLP's.
+
+        In huge pages: rows of small ones are a page apart, and a core knows the places of few pages at a time.
+        """
+        if not self._hidden or self._hidden[0].shape != (num_rows, hidden_size):
+            count = num_rows * hidden_size
+            if len(self._hidden_memory) < 3 * count:
+                self._hidden_memory = HugeMemory().zeros((3 * count,), torch.float32)
+            self._hidden = [piece.view(num_rows, -1) for piece in self._hidden_memory[: 3 * count].split(count)]
+        return self._hidden
 
 
 class CpuAttention:
@@ -172,8 +187,8 @@ class CpuAttention:
 
     def __call__(self, x: Tensor, residual: Tensor | None, rows: TokenRows, kv: LayerKV) -> tuple[Tensor, Tensor]:
         added = None if residual is None else x.data_ptr()
-        residual = x if residual is None else residual
-        out = self._ops.output(0, len(residual), self._hidden_size)
+        own_residual, out, _ = self._ops.hidden(len(x), self._hidden_size)
+        residual = own_residual.copy_(x) if residual is None else residual
         batch, cache = self._ops.batch_of(rows), self._cache_of(kv)
         self._run(self._address, batch, cache, added, residual.data_ptr(), out.data_ptr())
         return out, residual
@@ -200,7 +215,7 @@ class CpuMLP:
 
     def __call__(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         num_rows = len(residual)
-        out = self._ops.output(1, num_rows, self._hidden_size)
+        out = self._ops.hidden(num_rows, self._hidden_size)[2]
         self._run(self._address, x.data_ptr(), residual.data_ptr(), out.data_ptr(), num_rows)
         return out, residual
 

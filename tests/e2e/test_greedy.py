@@ -50,8 +50,7 @@ def reference() -> LlamaForCausalLM:
     return smollm2.build_reference(smollm2.load_reference_tensors())
 
 
-@pytest.fixture(scope="module")
-def prompts() -> list[list[int]]:
+def chat_prompts() -> list[list[int]]:
     """The questions in the model's chat template."""
     files = find_model("")
     tokenizer, template = load_tokenizer(files), load_chat_template(files)
@@ -63,6 +62,11 @@ def prompts() -> list[list[int]]:
         )
         for question in QUESTIONS
     ]
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    return chat_prompts()
 
 
 def text_tokens(num_tokens: int) -> list[int]:

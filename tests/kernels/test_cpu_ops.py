@@ -339,3 +339,14 @@ def test_argmax_is_the_references(vocab_size: int, level: str) -> None:
     torch.testing.assert_close(maxima, wanted, equal_nan=True, rtol=0, atol=0)
     for row in (0, 1, 2, 4, 5, 6, 7, 8):
         assert indices[row] == (logits[row] == maxima[row]).nonzero()[0], f"the first of equals in row {row}"
+
+
+def test_phases_are_timed_from_when_somebody_asks() -> None:
+    random = Random(torch.bfloat16)
+    ops = make_ops(torch.bfloat16)
+    mlp = ops.mlp(MLPWeights(random.norm(96), random.linear(160, 96), random.linear(96, 80)))
+    mlp(torch.randn(3, 96), torch.randn(3, 96))
+    seconds = ops.time_phases()
+    assert set(seconds().values()) == {0.0}
+    mlp(torch.randn(3, 96), torch.randn(3, 96))
+    assert {name for name, time_s in seconds().items() if time_s > 0} == {"norm", "gate_up", "down"}

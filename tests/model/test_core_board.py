@@ -13,7 +13,7 @@ from common.engine import core_board
 from common.engine.core_board import CoreBoard, find_cores
 from common.errors import ConfigError
 from kernels.blocks import MLPWeights
-from kernels.cpu.cores import Cores, private_cores, read_homes, write_homes
+from kernels.cpu.cores import Cores, private_cores, read_homes, write_homes, write_urgency
 from kernels.cpu.ops import CpuOps
 from tests.kernels.test_cpu_ops import Random
 
@@ -21,7 +21,7 @@ TAKE_A_PLACE = """
 import sys
 from pathlib import Path
 from common.engine.core_board import CoreBoard
-board = CoreBoard(Path(sys.argv[1]), int(sys.argv[2]), borrows=True)
+board = CoreBoard(Path(sys.argv[1]), int(sys.argv[2]), borrows=True, is_urgent=False)
 print(board.cores.worker, flush=True)
 sys.stdin.read()
 """
@@ -64,13 +64,13 @@ def test_cores_are_dealt_out_in_turn(num_cores: int, workers: list[int], homes: 
 
 
 def test_a_worker_without_a_folder_has_its_cores_for_itself() -> None:
-    cores, board = find_cores("", 3, borrows=True)
+    cores, board = find_cores("", 3, borrows=True, is_urgent=False)
     assert board is None
     assert cores.num_home() == 3
 
 
 def test_workers_that_come_and_go_share_the_cores(tmp_path: Path) -> None:
-    ours = CoreBoard(tmp_path / "shared", 4, borrows=True)
+    ours = CoreBoard(tmp_path / "shared", 4, borrows=True, is_urgent=False)
     assert ours.cores.num_home() == 4
     other = OtherWorker(tmp_path / "shared", 4)
     assert (ours.cores.worker, other.worker) == (0, 1)
@@ -84,7 +84,7 @@ def test_workers_that_come_and_go_share_the_cores(tmp_path: Path) -> None:
 
 
 def test_workers_keep_their_homes_when_somebody_removes_the_folder(tmp_path: Path) -> None:
-    ours = CoreBoard(tmp_path / "shared", 4, borrows=True)
+    ours = CoreBoard(tmp_path / "shared", 4, borrows=True, is_urgent=False)
     other = OtherWorker(tmp_path / "shared", 4)
     shutil.rmtree(tmp_path / "shared")
     ours.refresh()
@@ -95,24 +95,25 @@ def test_workers_keep_their_homes_when_somebody_removes_the_folder(tmp_path: Pat
 def test_what_a_dead_worker_had_wanted_or_borrowed_is_forgotten() -> None:
     board = private_cores(2).board
     write_homes(board, 2, [0, 1])
+    write_urgency(board, 2, 1, is_urgent=True)
     board[8] = 0b11  # core 0 is wanted by both
-    board[16] = 2  # and borrowed by worker 1
+    board[24] = 2  # and borrowed by worker 1
     write_homes(board, 2, [0])
-    assert (board[8], board[16]) == (0b01, 0)
+    assert (board[8], board[16], board[24]) == (0b01, 0, 0)
 
 
 def test_too_many_workers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_board, "MAX_WORKERS", 1)
-    first = CoreBoard(tmp_path, 2, borrows=True)
+    first = CoreBoard(tmp_path, 2, borrows=True, is_urgent=False)
     with pytest.raises(ConfigError, match="at most 1 workers"):
-        CoreBoard(tmp_path, 2, borrows=True)
+        CoreBoard(tmp_path, 2, borrows=True, is_urgent=False)
     assert first.cores.num_home() == 2
 
 
 def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"shared_dir .*file/x cannot be used"):
-        CoreBoard(tmp_path / "file" / "x", 2, borrows=True)
+        CoreBoard(tmp_path / "file" / "x", 2, borrows=True, is_urgent=False)
 
 
 class Worker:
@@ -153,6 +154,17 @@ def test_a_core_is_lent_while_its_worker_rests_and_given_back_at_once() -> None:
     second.ops.rest()
     assert not first.ops.others_want_cores()
     first.step_until_helped()
+
+
+@pytest.mark.parametrize("is_urgent", [False, True])
+def test_what_is_urgent_gives_way_to_prompts_only(is_urgent: bool) -> None:
+    board = private_cores(2).board
+    write_homes(board, 2, [0, 1])
+    write_urgency(board, 2, 0, is_urgent=True)
+    write_urgency(board, 2, 1, is_urgent=is_urgent)
+    first, second = Worker(Cores(board, 2, 0)), Worker(Cores(board, 2, 1))
+    second.step()
+    assert first.ops.others_want_cores() is not is_urgent
 
 
 def num_wakeups() -> int:

@@ -22,7 +22,8 @@ MODES: list[Mode] = ["tcp", "shm"]
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many fetches and runs a pull, as with real block sizes."""
-    monkeypatch.setattr("kvtransfer.source_channel.FETCH_BYTES", 4 * BLOCK_BYTES)
+    for name in ("FETCH_BYTES", "GRANT_BYTES"):
+        monkeypatch.setattr(f"kvtransfer.source_channel.{name}", 4 * BLOCK_BYTES)
     monkeypatch.setattr("kvtransfer.server.RUN_BYTES", 2 * BLOCK_BYTES)
 
 

@@ -19,7 +19,8 @@ VICTIM = 21
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtransfer.source_channel.FETCH_BYTES", 4 * BLOCK_BYTES)
+    for name in ("FETCH_BYTES", "GRANT_BYTES"):
+        monkeypatch.setattr(f"kvtransfer.source_channel.{name}", 4 * BLOCK_BYTES)
 
 
 @pytest.fixture(params=["tcp", "shm"])

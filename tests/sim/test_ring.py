@@ -8,7 +8,7 @@ from common.sampling import FinishReason, SamplingParams
 from common.wire import Role
 from gateway.life import LifePolicy
 from tests.fakes import expected_tokens
-from tests.sim.ring import World
+from tests.sim.ring import Client, World
 
 
 def make_world(seed: int = 0, **overrides: float) -> World:
@@ -22,11 +22,10 @@ def make_world(seed: int = 0, **overrides: float) -> World:
     return World(seed, LifePolicy(**{**limits, **overrides}))  # type: ignore[arg-type]
 
 
-def start_pools(world: World, num_prefill: int = 1, num_decode: int = 1, **options: int) -> None:
-    for index in range(num_prefill):
-        world.start_worker(Role.PREFILL, f"prefill-{index}", **options)
-    for index in range(num_decode):
-        world.start_worker(Role.DECODE, f"decode-{index}", **options)
+def start_pools(world: World, num_prefill: int = 1, num_decode: int = 1, num_both: int = 0, **options: int) -> None:
+    for role, count in ((Role.PREFILL, num_prefill), (Role.DECODE, num_decode), (Role.BOTH, num_both)):
+        for index in range(count):
+            world.start_worker(role, f"{role}-{index}", **options)
     world.run_until(lambda: not world.requests.fleet.missing_pools(), 5.0)
 
 
@@ -96,7 +95,7 @@ def test_a_short_request_that_arrives_late_ends_before_a_long_one() -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_streams_go_on_when_a_worker_dies(role: Role, seed: int) -> None:
     world = make_world(seed)
-    start_pools(world, num_prefill=2, num_decode=2)
+    start_pools(world, num_prefill=2, num_decode=2, num_both=2)
     random = Random(seed)
     requests = []
     for index in range(6):
@@ -151,6 +150,45 @@ def test_constant_preemption_yields_the_same_tokens() -> None:
     assert_at_rest(world)
 
 
+def submit_and_compute(world: World, name: str, num_prompt: int, max_tokens: int) -> Client:
+    """Returns once its first token is out."""
+    client = world.submit(name, prompt(len(name), num_prompt), SamplingParams(max_tokens=max_tokens, temperature=0))
+    world.run_until(lambda: bool(client.token_ids), 10.0)
+    return client
+
+
+def test_a_worker_that_does_both_computes_every_token_and_a_long_prompt_beside_a_stream() -> None:
+    world = make_world()
+    world.start_worker(Role.BOTH, "both", max_batch_tokens=16)
+    world.run_until(lambda: not world.requests.fleet.missing_pools(), 5.0)
+    stream = submit_and_compute(world, "a", num_prompt=8, max_tokens=60)
+    num_before = len(stream.token_ids)
+    submit_and_compute(world, "bb", num_prompt=160, max_tokens=2)
+    assert len(stream.token_ids) >= num_before + 10, "each of its ten chunks is computed beside a token"
+    world.run_until_ended()
+    counters = world.pool(Role.BOTH)[0].counters()
+    assert (counters["prompt_tokens_computed"], counters["output_tokens_computed"]) == (168, 60)
+    assert (counters["first_tokens_sampled"], counters["later_tokens_sampled"]) == (2, 60)
+    assert_at_rest(world)
+
+
+@pytest.mark.parametrize("num_blocks", [13, 14, 16, 20])
+def test_workers_that_do_both_come_to_an_end_in_a_pool_that_holds_one_request(num_blocks: int) -> None:
+    """Whatever runs beside the oldest waits or is preempted, and every token is the one it would have been."""
+    world = make_world()
+    worker = world.start_worker(Role.BOTH, "both", num_blocks=num_blocks)
+    requests = []
+    for index in range(12):
+        sampling = SamplingParams(max_tokens=24, temperature=index % 2, seed=index)
+        tokens = prompt(index % 4, 5 + 2 * index)
+        requests.append((world.submit(f"r{index}", tokens, sampling), expected_tokens(tokens, sampling)))
+    world.run_until_ended()
+    for client, expected in requests:
+        assert client.token_ids == expected
+    assert worker.counters()["preemptions"] > 0
+    assert_at_rest(world)
+
+
 def test_a_stream_without_a_decode_worker_ends_with_an_error_within_its_deadline() -> None:
     world = make_world(resume_timeout_s=3.0)
     start_pools(world)
@@ -165,15 +203,18 @@ def test_a_stream_without_a_decode_worker_ends_with_an_error_within_its_deadline
     assert_at_rest(world)
 
 
-def test_a_draining_worker_hands_its_queue_over_without_an_error() -> None:
+@pytest.mark.parametrize(
+    "pools", [{"num_prefill": 2, "num_decode": 2}, {"num_prefill": 0, "num_decode": 0, "num_both": 2}]
+)
+def test_a_draining_worker_hands_its_queue_over_without_an_error(pools: dict[str, int]) -> None:
     world = make_world()
-    start_pools(world, num_prefill=2, num_decode=2)
+    start_pools(world, **pools)
     sampling = SamplingParams(max_tokens=40, temperature=0)
     requests = [
         (world.submit(f"r{i}", prompt(i, 50), sampling), expected_tokens(prompt(i, 50), sampling)) for i in range(8)
     ]
     world.run_for(0.05)
-    for role in Role:
+    for role in {worker.role for worker in world.workers.values()}:
         world.pool(role)[0].drain()
     world.run_until_ended()
     for client, expected in requests:

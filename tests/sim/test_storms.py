@@ -85,11 +85,15 @@ class Stream:
     expected: list[int]
 
 
-def start(seed: int, num_blocks: int) -> World:
+SPLIT = (Role.PREFILL, Role.DECODE) * 2
+AGGREGATED = (Role.BOTH,) * 2
+MIXED = (*SPLIT, Role.BOTH)
+
+
+def start(seed: int, num_blocks: int, roles: tuple[Role, ...]) -> World:
     world = World(seed, PATIENT)
-    for role in Role:
-        for index in range(2):
-            world.start_worker(role, f"{role}-{index}", num_blocks=num_blocks)
+    for index, role in enumerate(roles):
+        world.start_worker(role, f"{role}-{index}", num_blocks=num_blocks)
     world.run_until(lambda: not world.requests.fleet.missing_pools(), 5.0)
     return world
 
@@ -133,12 +137,19 @@ def weather(world: World, kinds: list[Callable[[World], None]], num_requests: in
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_streams_survive(kind: Callable[[World], None], seed: int) -> None:
-    weather(start(seed, num_blocks=40), [kind], num_requests=8)
+    weather(start(seed, 40, SPLIT), [kind], num_requests=8)
 
 
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_streams_survive_on_workers_that_do_both(kind: Callable[[World], None], seed: int) -> None:
+    weather(start(seed, 40, AGGREGATED), [kind], num_requests=8)
+
+
+@pytest.mark.parametrize("roles", [SPLIT, AGGREGATED, MIXED], ids=["split", "aggregated", "mixed"])
 @pytest.mark.parametrize("seed", range(120))
-def test_streams_survive_several_faults_at_once_in_tiny_pools(seed: int) -> None:
+def test_streams_survive_several_faults_at_once_in_tiny_pools(seed: int, roles: tuple[Role, ...]) -> None:
     """14 blocks of 4 tokens: the largest request needs 13, so whatever runs beside it preempts or waits."""
-    world = start(seed, num_blocks=14)
+    world = start(seed, 14, roles)
     kinds = world.random.sample(KINDS[2:], k=world.random.randint(1, 3))
     weather(world, [lose_messages_and_fill_links, *kinds], num_requests=8)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from aggregated.service import AggregatedService
 from common.engine.block_manager import BlockManager
 from common.engine.step import StepPlan
 from common.engine.worker import WorkerIdentity
@@ -43,21 +44,26 @@ class Worker:
         self.blocks = BlockManager(num_blocks, layout.block_size)
         self.name = peer.split("#")[0]
         identity = WorkerIdentity(self.name, f"tcp://{peer}:1", layout, num_blocks, VOCAB_SIZE, MAX_MODEL_LEN)
-        # The drivers are typed by role; here one class plays both, so what a service takes is unknown to types.
+        source = KVSource(
+            peer=peer,
+            data_address="tcp://prefill:1",
+            shm_name="",
+            shm_nonce="",
+            layout=layout,
+            num_blocks=num_blocks,
+        )
+        prompts = PrefillScheduler(self.blocks, max_batch_tokens=max_batch_tokens, max_step_s=0, lease_s=LEASE_S)
+        decode = DecodeService(identity, self.blocks, DecodeScheduler(self.blocks, max_num_seqs=MAX_NUM_SEQS))
+        # The drivers are typed by role; here one class plays all, so what a service takes is unknown to types.
         self.service: Any
-        if role is Role.PREFILL:
-            source = KVSource(
-                peer=peer,
-                data_address="tcp://prefill:1",
-                shm_name="",
-                shm_nonce="",
-                layout=layout,
-                num_blocks=num_blocks,
-            )
-            scheduler = PrefillScheduler(self.blocks, max_batch_tokens=max_batch_tokens, max_step_s=0, lease_s=LEASE_S)
-            self.service = PrefillService(identity, source, self.blocks, scheduler)
-        else:
-            self.service = DecodeService(identity, self.blocks, DecodeScheduler(self.blocks, max_num_seqs=MAX_NUM_SEQS))
+        match role:
+            case Role.PREFILL:
+                self.service = PrefillService(identity, source, self.blocks, prompts)
+            case Role.DECODE:
+                self.service = decode
+            case Role.BOTH:
+                prefill = PrefillService(identity, None, self.blocks, prompts)
+                self.service = AggregatedService(prefill, decode, max_num_seqs=MAX_NUM_SEQS)
         self.published: dict[SequenceKey, tuple[int, ...]] = {}
         self.aborted: set[SequenceKey] = set()
         self._is_stepping = False

@@ -62,8 +62,8 @@ def descriptor(peer: PeerId, num_tokens: int, layout: KVLayout | None = None) ->
     return KVDescriptor(source=source, num_tokens=num_tokens, block_ids=(BlockId(0),), checksums=(0,))
 
 
-def prefill_done(request: PrefillRequest, peer: PeerId) -> PrefillDone:
-    """What an honest prefill worker answers."""
+def prefill_done(request: PrefillRequest, peer: PeerId, role: Role = Role.PREFILL) -> PrefillDone:
+    """What an honest worker answers that computes prompts."""
     token_ids = request.prompt_token_ids + request.output_token_ids
     index = len(request.output_token_ids)
     ends = index + 1 == request.sampling.max_tokens
@@ -75,12 +75,12 @@ def prefill_done(request: PrefillRequest, peer: PeerId) -> PrefillDone:
         num_cached_tokens=0,
         finish_reason=FinishReason.LENGTH if ends else None,
         stop_token_id=None,
-        kv=None if ends else descriptor(peer, len(token_ids)),
+        kv=None if ends or role is Role.BOTH else descriptor(peer, len(token_ids)),
     )
 
 
-def tokens(request: DecodeRequest, index: int, count: int) -> TokensEntry:
-    """What an honest decode worker says: `count` tokens from this index of the output on."""
+def tokens(request: DecodeRequest | PrefillRequest, index: int, count: int) -> TokensEntry:
+    """What an honest worker says that decodes: `count` tokens from this index of the output on."""
     output = expected_tokens(request.prompt_token_ids, request.sampling)
     new = tuple(output[index : index + count])
     ends = index + len(new) == len(output)

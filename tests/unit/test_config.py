@@ -32,7 +32,9 @@ def test_serve_decides_itself_where_processes_meet() -> None:
 
 
 def test_serve_takes_every_other_option_of_the_services() -> None:
-    services = {option for name in ("gateway", "prefill", "decode") for option in offered_options(COMMANDS[name])}
+    services = {
+        option for name in ("gateway", "prefill", "decode", "aggregated") for option in offered_options(COMMANDS[name])
+    }
     assert {option.switch for option in services if not option.flag.wiring} <= set(switches("serve"))
 
 
@@ -67,7 +69,7 @@ def test_pages_name_only_flags_and_variables_that_exist(page: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["frobnicate"], "command: got 'frobnicate', wanted one of serve, gateway, prefill, decode, chat"),
+        (["frobnicate"], "command: got 'frobnicate', wanted one of serve, gateway, prefill, decode, aggregated"),
         (["serve", "--port=http"], "--port: got 'http', wanted a whole number, at least 0, at most 65535"),
     ],
 )

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("kernels", "common.engine", "common", "kvtransfer", "gateway", "prefill", "decode", "bench", "baton")
-"""`common.engine` before `common`: the first that matches is a module's room."""
+ROOMS = (
+    *("kernels", "common.engine", "common", "kvtransfer", "gateway", "prefill", "decode", "aggregated"),
+    *("bench.inside", "bench", "baton"),
+)
+"""`common.engine` before `common`, `bench.inside` before `bench`: the first that matches is a module's room."""
 
 MAY_IMPORT = {
     "kernels": {"kernels"},
@@ -19,12 +22,15 @@ MAY_IMPORT = {
     "gateway": {"gateway", "common"},
     "prefill": {"prefill", "kvtransfer", "common.engine", "common"},
     "decode": {"decode", "kvtransfer", "common.engine", "common"},
+    "aggregated": {"aggregated", "prefill", "decode", "kvtransfer", "common.engine", "common"},
     "bench": {"bench", "common"},
-    "baton": {"common", "gateway", "prefill", "decode", "bench"},
+    "bench.inside": {"bench.inside", "bench", "gateway", "decode", "kvtransfer", "common.engine", "common", "kernels"},
+    "baton": {"common", "gateway", "prefill", "decode", "aggregated", "bench", "bench.inside"},
 }
 FOREIGN_TO = {room: {"torch", "transformers"} for room in ("common", "gateway", "bench")}
 
 POLICY = (
+    "aggregated.service",
     "bench.figures",
     "bench.gateway_figures",
     "bench.goodput",
@@ -55,8 +61,8 @@ MAX_LINE_LEN = 120
 
 
 def source_files() -> list[Path]:
-    folders = ("kernels", "common", "kvtransfer", "gateway", "prefill", "decode", "bench")
-    return [ROOT / "baton.py", *sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))]
+    folders = sorted({room.partition(".")[0] for room in ROOMS if room != "baton"})
+    return [ROOT / "baton.py", *(path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))]
 
 
 def module_name(path: Path) -> str:

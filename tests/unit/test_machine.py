@@ -1,11 +1,14 @@
 """Cores and memory that a process may use, read from the files of a machine that the test made up."""
 
+import mmap
 import os
+import platform
+import resource
 from pathlib import Path
 
 import pytest
 
-from common.machine import num_available_cores, num_free_bytes
+from common.machine import num_available_cores, num_free_bytes, touch_pages
 
 GIB = 1024**3
 
@@ -58,3 +61,18 @@ def test_without_control_groups_all_that_is_available_counts(tmp_path: Path) -> 
 def test_this_machine_can_be_read() -> None:
     assert num_available_cores() >= 1
     assert num_free_bytes() > 0
+
+
+@pytest.mark.skipif(
+    tuple(map(int, platform.release().split(".")[:2])) < (5, 14),
+    reason="this kernel gives pages at their first use only",
+)
+def test_memory_that_was_touched_is_there_at_its_first_use() -> None:
+    memory = mmap.mmap(-1, 16 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory[:4] = b"kept"
+    touch_pages(memoryview(memory))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for page in range(mmap.PAGESIZE, len(memory), mmap.PAGESIZE):
+        memory[page] = 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 100  # of 4,096 pages
+    assert memory[:4] == b"kept"

@@ -9,7 +9,7 @@ from common.engine.step import StepPlan
 from common.ids import PeerId, RequestId, SequenceKey
 from common.sampling import SamplingParams
 from common.wire import PrefillRequest
-from prefill.scheduler import Prefilled, PrefillEvent, PrefillScheduler, assign_chunks
+from prefill.scheduler import Prefilled, PrefillEvent, PrefillScheduler, Tenants, assign_chunks
 from tests.fakes import FakeRunner, fake_layout
 
 GATEWAY = PeerId("gateway#0")
@@ -55,6 +55,28 @@ class Bench:
 
 def tokens(length: int, first: int = 0) -> tuple[int, ...]:
     return tuple(range(first, first + length))
+
+
+def started_beside(tenants: Tenants) -> int:
+    """How many of four prompts of three blocks each start in a cache of 16."""
+    bench = Bench(num_blocks=16, max_batch_tokens=64)
+    for index in range(4):
+        bench.add(str(index), tokens(10, first=100 * index))
+    plan = bench.scheduler.schedule(tenants)
+    return len(plan.sequences) if plan else 0
+
+
+def test_prompts_leave_a_block_for_each_sequence_that_runs() -> None:
+    assert started_beside(Tenants(num_running=0, max_num_seqs=8)) == 4
+    assert started_beside(Tenants(num_running=1, max_num_seqs=8)) == 4
+    assert started_beside(Tenants(num_running=2, max_num_seqs=8)) == 3
+    assert started_beside(Tenants(num_running=13, max_num_seqs=99)) == 1
+    assert started_beside(Tenants(num_running=14, max_num_seqs=99)) == 0
+
+
+def test_prompts_and_sequences_are_no_more_than_a_step_takes() -> None:
+    assert started_beside(Tenants(num_running=2, max_num_seqs=4)) == 2
+    assert started_beside(Tenants(num_running=4, max_num_seqs=4)) == 0
 
 
 def test_several_prompts_share_a_step() -> None:

@@ -48,6 +48,45 @@ def test_tokens_come_out_in_order_and_once() -> None:
     assert len(bench.requests) == 0
 
 
+def started_with_both() -> Bench:
+    bench = Bench()
+    bench.join((P0, Role.BOTH), (P1, Role.BOTH))
+    return bench
+
+
+def test_a_worker_that_does_both_goes_on_without_being_asked() -> None:
+    bench = started_with_both()
+    client = bench.submit()
+    peer, request = bench.take(PrefillRequest)
+    assert isinstance(request, PrefillRequest)
+    bench.do(Received(peer, prefill_done(request, peer, Role.BOTH)))
+    assert bench.sent == []
+    bench.do(Received(peer, Tokens(entries=(tokens(request, 1, 5),))))
+    assert client.token_ids == expected_tokens(PROMPT, GREEDY)
+    assert client.finish == Finish(FinishReason.LENGTH)
+
+
+def test_a_stream_of_a_worker_that_does_both_goes_on_elsewhere_when_it_dies() -> None:
+    bench = started_with_both()
+    client = bench.submit()
+    peer, request = bench.take(PrefillRequest)
+    assert isinstance(request, PrefillRequest)
+    bench.do(Received(peer, prefill_done(request, peer, Role.BOTH)))
+    bench.do(LinkLost(peer, "gone"))
+    other, retry = bench.take(PrefillRequest)
+    assert isinstance(retry, PrefillRequest)
+    assert (other != peer, retry.attempt, list(retry.output_token_ids)) == (True, 1, client.token_ids)
+
+
+def test_only_a_worker_that_does_both_may_hand_over_nothing() -> None:
+    bench = started()
+    bench.submit()
+    peer, request = bench.take(PrefillRequest)
+    assert isinstance(request, PrefillRequest)
+    bench.do(Received(peer, prefill_done(request, peer, Role.BOTH)))
+    assert bench.take(Cancel) == (peer, Cancel(request_id=RequestId("a"), attempt=0))
+
+
 def test_a_gap_in_the_tokens_starts_the_next_attempt() -> None:
     bench = started()
     client = bench.submit()
@@ -204,7 +243,7 @@ def test_a_worker_that_refuses_because_it_drains_is_not_asked_again() -> None:
     other, _ = bench.take(PrefillRequest)
     assert other != peer
     bench.join((peer, Role.PREFILL))
-    assert len(bench.requests.fleet.pool(Role.PREFILL)) == 2, "what its next status says is what counts"
+    assert len(bench.requests.fleet.prompt_workers()) == 2, "what its next status says is what counts"
 
 
 def test_a_handoff_that_is_announced_twice_stays_wanted() -> None:

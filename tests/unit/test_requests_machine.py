@@ -36,7 +36,7 @@ class LifeMachine(RuleBasedStateMachine):
         self.incarnation = 0
         self.alive: dict[PeerId, Role] = {}
         self.deadline_s: dict[RequestId, float] = {}
-        self.decoding: dict[tuple[PeerId, RequestId, int], tuple[DecodeRequest, int]] = {}
+        self.decoding: dict[tuple[PeerId, RequestId, int], tuple[DecodeRequest | PrefillRequest, int]] = {}
 
     @rule(role=st.sampled_from(list(Role)))
     def join(self, role: Role) -> None:
@@ -65,7 +65,10 @@ class LifeMachine(RuleBasedStateMachine):
         if peer not in self.alive:
             return
         if isinstance(message, PrefillRequest):
-            self.bench.do(Received(peer, prefill_done(message, peer)))
+            done = prefill_done(message, peer, self.alive[peer])
+            if self.alive[peer] is Role.BOTH and not done.finish_reason:
+                self.decoding.setdefault((peer, message.request_id, message.attempt), (message, done.index + 1))
+            self.bench.do(Received(peer, done))
         elif isinstance(message, DecodeRequest):
             first = len(message.output_token_ids)
             self.decoding.setdefault((peer, message.request_id, message.attempt), (message, first))

@@ -85,13 +85,24 @@ def test_pools_without_a_common_kv_layout_cannot_serve_and_each_misfit_is_told_o
         fleet.observe(D0, status(D0, Role.DECODE, layout=misfit), now / 2)
     difference = "dtype: 'bfloat16' != 'float32', block_size: 8 != 4 of p0, p1"
     assert told == [f"d0: no prefill worker has its KV layout: {difference}"]
-    assert (fleet.missing_pools(), fleet.pool(Role.PREFILL)) == ([NO_MATCH], [])
+    assert (fleet.missing_pools(), fleet.prompt_workers()) == ([NO_MATCH], [])
     fleet.remove(D0)
     fleet.observe(D0, status(D0, Role.DECODE, layout=misfit), 5.0)
     fleet.observe(D1, status(D1, Role.DECODE), 5.0)
     assert (fleet.missing_pools(), len(told)) == ([], 1)
-    assert [w.peer for w in fleet.pool(Role.PREFILL)] == [P0, P1]
+    assert [w.peer for w in fleet.prompt_workers()] == [P0, P1]
     assert [w.peer for w in fleet.matching(misfit)] == [D0]
+
+
+def test_a_worker_that_does_both_needs_nobody_else_and_is_no_match_for_others() -> None:
+    fleet, told = watched_fleet()
+    fleet.observe(P0, status(P0, Role.PREFILL), 0.0)
+    fleet.observe(P1, status(P1, Role.BOTH, layout=replace(fake_layout(), block_size=8)), 0.0)
+    assert (fleet.missing_pools(), told) == ([], [])
+    assert [w.peer for w in fleet.prompt_workers()] == [P1]
+    assert fleet.matching(fake_layout(block_size=8)) == []
+    fleet.note_draining(P1)
+    assert fleet.missing_pools() == ["decode"]
 
 
 def test_a_draining_worker_is_no_match_for_new_prompts() -> None:
@@ -118,7 +129,7 @@ def test_silent_workers_are_forgotten() -> None:
 def test_draining_workers_get_nothing_new() -> None:
     fleet = Fleet("fake-model", lambda name, problem: None)
     fleet.observe(P0, status(P0, Role.PREFILL, is_draining=True), 0.0)
-    assert fleet.pool(Role.PREFILL) == []
+    assert fleet.prompt_workers() == []
 
 
 def worker(name: str, **fields: int) -> Worker:

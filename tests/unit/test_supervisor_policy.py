@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from common.config import (
+    AggregatedCommand,
     DecodeCommand,
+    DecodeOptions,
     GatewayCommand,
     HttpOptions,
     ModelOptions,
@@ -114,10 +116,20 @@ def test_serve_plans_a_gateway_and_the_workers_asked_for() -> None:
     ]
 
 
-def worker_options(child: ChildPlan) -> WorkerOptions:
+def test_workers_that_do_both_are_all_that_serve_plans_if_asked_to() -> None:
+    serve = ServeCommand(serve=ServeOptions(role="both", aggregated=2), decode=DecodeOptions(max_num_seqs=7))
+    children = plan(serve)
+    assert list(children) == ["gateway", "aggregated-0", "aggregated-1"]
+    command = parse_command("aggregated", children["aggregated-1"].argv[3:], {})
+    assert isinstance(command, AggregatedCommand)
+    assert (command.worker.name, command.decode) == ("aggregated-1", serve.decode)
+    assert command.worker.gateway == (f"ipc://{RUN}/gateway",)
+
+
+def split_command(child: ChildPlan) -> PrefillCommand | DecodeCommand:
     command = parse_command(child.argv[2], child.argv[3:], child.secrets)
     assert isinstance(command, PrefillCommand | DecodeCommand)
-    return command.worker
+    return command
 
 
 def test_planned_command_lines_carry_what_serve_was_given() -> None:
@@ -134,9 +146,10 @@ def test_planned_processes_meet_each_other() -> None:
     children = plan(ServeCommand())
     gateway = parse_command("gateway", children["gateway"].argv[3:], {})
     assert isinstance(gateway, GatewayCommand)
-    prefill, decode = worker_options(children["prefill-0"]), worker_options(children["decode-0"])
-    assert prefill.gateway == decode.gateway == (gateway.gateway.bind,)
-    inboxes = {gateway.gateway.bind, prefill.bind, prefill.data_bind, decode.bind, decode.data_bind}
+    workers = [split_command(children[name]) for name in ("prefill-0", "decode-0")]
+    assert [command.worker.gateway for command in workers] == [(gateway.gateway.bind,)] * 2
+    worker_inboxes = [inbox for command in workers for inbox in (command.worker.bind, command.transfer.data_bind)]
+    inboxes = {gateway.gateway.bind, *worker_inboxes}
     assert len(inboxes) == 5
     assert all(inbox.startswith("ipc:///run/b/") for inbox in inboxes)
 
@@ -144,7 +157,7 @@ def test_planned_processes_meet_each_other() -> None:
 @pytest.mark.parametrize(("given", "expected"), [("", "/run/b/shared"), ("/shm/x", "/shm/x")])
 def test_workers_share_their_cores_through_one_folder(given: str, expected: str) -> None:
     children = plan(ServeCommand(worker=WorkerOptions(shared_dir=given)))
-    assert {worker_options(children[name]).shared_dir for name in ("prefill-0", "decode-0")} == {expected}
+    assert {split_command(children[name]).worker.shared_dir for name in ("prefill-0", "decode-0")} == {expected}
 
 
 def test_a_key_reaches_the_gateway_by_environment_only() -> None:

@@ -97,27 +97,51 @@ inline void mask_scores(float* scores, int start, int count, int limit) {
     }
 }
 
+// The same as a number of vectors that the compiler knows, so that it unrolls its loops.
+template <class T, int N>
+inline float weigh_vectors(float& running_max, f32x16& running_sum, float scale, const float* scores, T* weights) {
+    f32x16 most = load<f32x16>(scores);
+    for (int v = 1; v < N; v++) most = max(load<f32x16>(scores + v * LANES), most);
+    const float old_max = running_max, new_max = std::max(old_max, max_of(most) * scale);
+    f32x16 sum = running_sum;  // kept in a register: stores of weights might change it, for all that the compiler knows
+    float correction = 1.0f;
+    if (new_max != old_max) {
+        correction = exp2_negative<float>(splat(old_max - new_max))[0];
+        sum *= correction;
+        running_max = new_max;
+    }
+    auto weight_of = [&](int v) { return exp2_negative<T>(load<f32x16>(scores + v * LANES) * scale - new_max); };
+    int v = 0;
+    for (; v + 2 <= N; v += 2) {
+        f32x16 first = weight_of(v), second = weight_of(v + 1);
+        sum += first + second;
+        Words<T>::store_two(weights + v * LANES, first, second);
+    }
+    if (v < N) {
+        f32x16 last = weight_of(v);
+        sum += last;
+        Words<T>::store_row(weights + v * LANES, last);
+    }
+    running_sum = sum;
+    return correction;
+}
+
 // Turn a row's products into weights of type T, correct its running maximum and sum. Returns the factor for its output.
 template <class T>
 inline float weigh(float& running_max, f32x16& running_sum, int limit, int start, int count, float scale, float* scores,
                    T* weights) {
     const int num_vectors = (count + LANES - 1) / LANES;
     if (start + num_vectors * LANES > limit) mask_scores(scores, start, num_vectors * LANES, limit);
-    f32x16 most = load<f32x16>(scores);
-    for (int v = 1; v < num_vectors; v++) most = max(load<f32x16>(scores + v * LANES), most);
-    float new_max = std::max(running_max, max_of(most) * scale);
-    float correction = 1.0f;
-    if (new_max != running_max) {
-        correction = exp2_negative<float>(splat(running_max - new_max))[0];
-        running_sum *= correction;
-        running_max = new_max;
+    switch (num_vectors) {
+        case 1: return weigh_vectors<T, 1>(running_max, running_sum, scale, scores, weights);
+        case 2: return weigh_vectors<T, 2>(running_max, running_sum, scale, scores, weights);
+        case 3: return weigh_vectors<T, 3>(running_max, running_sum, scale, scores, weights);
+        case 4: return weigh_vectors<T, 4>(running_max, running_sum, scale, scores, weights);
+        case 5: return weigh_vectors<T, 5>(running_max, running_sum, scale, scores, weights);
+        case 6: return weigh_vectors<T, 6>(running_max, running_sum, scale, scores, weights);
+        case 7: return weigh_vectors<T, 7>(running_max, running_sum, scale, scores, weights);
+        default: return weigh_vectors<T, TILE_KEYS / LANES>(running_max, running_sum, scale, scores, weights);
     }
-    for (int v = 0; v < num_vectors; v++) {
-        f32x16 weight = exp2_negative<T>(load<f32x16>(scores + v * LANES) * scale - new_max);
-        running_sum += weight;
-        Words<T>::store_row(weights + v * LANES, weight);
-    }
-    return correction;
 }
 
 // out[r] = out[r] * corrections[r] + weights[r] @ values, for R rows and C vectors of dimensions.

@@ -5,12 +5,13 @@
 #include "attention.h"
 
 constexpr int TILE_ROWS = 16;
+constexpr int MAX_ROW_GROUPS = 4;  // that go over the keys together: a tile of keys comes from the second cache once
 
-// Query rows side by side: q [16][head_dim], out [16][head_dim]; see QueryRows.
+// A group of query rows side by side, the last one of which sees most; see QueryRows.
 struct TileRows {
-    const bf16* q;
+    alignas(64) bf16 q[TILE_ROWS * MAX_HEAD_DIM];     // [16][head_dim]
+    alignas(64) float out[TILE_ROWS * MAX_HEAD_DIM];  // [16][head_dim]
     int limits[TILE_ROWS];
-    float* out;
     float max[TILE_ROWS];
     f32x16 sum[TILE_ROWS];
 };
@@ -103,27 +104,30 @@ inline void add_values(TileRows& rows, const Cache& cache, const int32_t* table,
     }
 }
 
-// Let 16 rows see keys [0, end) of one sequence. head_dim is a multiple of 64.
-inline void attend(TileRows& rows, const Cache& cache, const int32_t* table, int head, int end, float scale) {
+// Let groups of 16 rows see keys of one sequence from the first one on. head_dim is a multiple of 64.
+inline void attend(TileRows* groups, int num_groups, const Cache& cache, const int32_t* table, int head, float scale) {
     alignas(64) float scores[TILE_ROWS][TILE_KEYS];
     alignas(64) bf16 weights[TILE_ROWS][TILE_KEYS];
     alignas(64) uint32_t scratch[8 * MAX_HEAD_DIM];
-    for (int r = 0; r < TILE_ROWS; r++) {
-        rows.max[r] = -std::numeric_limits<float>::infinity();
-        rows.sum[r] = f32x16{};
-    }
-    std::memset(rows.out, 0, TILE_ROWS * cache.head_dim * sizeof(float));
-    for (int start = 0; start < end; start += TILE_KEYS) {
-        score_tile(rows, cache, table, head, start, end, scores);
-        const int count = std::min(TILE_KEYS, end - start);
+    for (TileRows* rows = groups; rows < groups + num_groups; rows++) {
         for (int r = 0; r < TILE_ROWS; r++) {
-            float correction =
-                weigh<bf16>(rows.max[r], rows.sum[r], rows.limits[r], start, count, scale, scores[r], weights[r]);
-            if (correction != 1.0f) {
-                float* out = rows.out + r * cache.head_dim;
+            rows->max[r] = -std::numeric_limits<float>::infinity();
+            rows->sum[r] = f32x16{};
+        }
+        std::memset(rows->out, 0, TILE_ROWS * cache.head_dim * sizeof(float));
+    }
+    for (int start = 0; start < groups[num_groups - 1].limits[TILE_ROWS - 1]; start += TILE_KEYS)
+        for (TileRows* rows = groups; rows < groups + num_groups; rows++) {
+            const int end = rows->limits[TILE_ROWS - 1], count = std::min(TILE_KEYS, end - start);
+            if (count <= 0) continue;
+            score_tile(*rows, cache, table, head, start, end, scores);
+            for (int r = 0; r < TILE_ROWS; r++) {
+                float correction = weigh<bf16>(rows->max[r], rows->sum[r], rows->limits[r], start, count, scale,
+                                               scores[r], weights[r]);
+                if (correction == 1.0f) continue;
+                float* out = rows->out + r * cache.head_dim;
                 for (int d = 0; d < cache.head_dim; d += LANES) store(out + d, load<f32x16>(out + d) * correction);
             }
+            add_values(*rows, cache, table, head, start, count, weights, scratch);
         }
-        add_values(rows, cache, table, head, start, count, weights, scratch);
-    }
 }

@@ -232,27 +232,31 @@ void attend_prefill_tile(const Prefill<T>& prefill, const Tile& tile, int kv_hea
 }
 
 #ifdef __AMX_BF16__
-// The same in passes of TILE_ROWS rows; those that are missing in the last one repeat the row before.
+// The same in groups of TILE_ROWS rows; those that are missing in the last one repeat the row before.
 inline void attend_prefill_amx(const Prefill<bf16>& prefill, const Tile& tile, int kv_head) {
     const int dim = prefill.dim(), group = prefill.group(), num_rows = tile.num_tokens * group;
     const int shift = prefill.shift(tile);
-    alignas(64) bf16 q[TILE_ROWS * MAX_HEAD_DIM];
-    alignas(64) float sums[TILE_ROWS * MAX_HEAD_DIM];
+    TileRows groups[MAX_ROW_GROUPS];
+    auto token_of = [&](int row) { return tile.first_token + row / group; };
+    auto head_of = [&](int row) { return kv_head * group + row % group; };
     configure_attention_tiles();
-    for (int first = 0; first < num_rows; first += TILE_ROWS) {
-        TileRows rows{q, {}, sums, {}, {}};
-        for (int r = 0; r < TILE_ROWS; r++) {
-            int row = std::min(first + r, num_rows - 1), token = tile.first_token + row / group;
-            rows.limits[r] = token + shift + 1;
-            std::memcpy((void*)(q + r * dim), prefill.query(token, kv_head * group + row % group), dim * sizeof(bf16));
+    for (int first = 0; first < num_rows; first += MAX_ROW_GROUPS * TILE_ROWS) {
+        const int end = std::min(num_rows, first + MAX_ROW_GROUPS * TILE_ROWS);
+        const int num_groups = (end - first + TILE_ROWS - 1) / TILE_ROWS;
+        for (int i = 0; i < num_groups * TILE_ROWS; i++) {
+            const int row = std::min(first + i, num_rows - 1), r = i % TILE_ROWS;
+            TileRows& rows = groups[i / TILE_ROWS];
+            rows.limits[r] = token_of(row) + shift + 1;
+            std::memcpy((void*)(rows.q + r * dim), prefill.query(token_of(row), head_of(row)), dim * sizeof(bf16));
         }
-        attend(rows, prefill.cache, prefill.table(tile), kv_head, rows.limits[TILE_ROWS - 1],
-               prefill.block.scale * LOG2_E);
-        for (int row = first; row < std::min(num_rows, first + TILE_ROWS); row++) {
-            bf16* to = prefill.result(tile.first_token + row / group, kv_head * group + row % group);
-            const float* from = sums + (row - first) * dim;
-            const float factor = 1.0f / sum(rows.sum[row - first]);
-            for (int d = 0; d < dim; d += LANES) Words<bf16>::store_row(to + d, load<f32x16>(from + d) * factor);
+        attend(groups, num_groups, prefill.cache, prefill.table(tile), kv_head, prefill.block.scale * LOG2_E);
+        for (int row = first; row < end; row++) {
+            const TileRows& rows = groups[(row - first) / TILE_ROWS];
+            const int r = (row - first) % TILE_ROWS;
+            bf16* to = prefill.result(token_of(row), head_of(row));
+            const float factor = 1.0f / sum(rows.sum[r]);
+            for (int d = 0; d < dim; d += LANES)
+                Words<bf16>::store_row(to + d, load<f32x16>(rows.out + r * dim + d) * factor);
         }
     }
     _tile_release();
@@ -278,18 +282,22 @@ template <class T>
 void run_attention(Worker& worker, const AttentionBlock& block, const Batch& batch, const Cache& cache, const float* x,
                    float* residual, float* out) {
     const int count = batch.num_tokens;
+    Laps laps(worker.phase_ns);
     Rows normed = normalise<T>(worker, block.norm, x, residual, count, block.qkv.in);
+    laps.end(Phase::Norm);
     float* qkv = worker.workspace.get<float>(QKV, count * block.qkv.out);
     multiply_all<T>(worker.pool, normed, block.qkv, StoreFloat{qkv, block.qkv});
-    const int64_t q_size = int64_t(block.num_heads) * block.head_dim, padded = block.out.in;
+    laps.end(Phase::Qkv);
+    const int64_t q_size = int64_t(block.num_heads) * block.head_dim, stride = row_stride<T>(block.out.in);
     T* q = worker.workspace.get<T>(Q, count * q_size);
     rope_and_cache(worker, block, batch, cache, qkv, q);
-    T* attended = worker.workspace.get<T>(ATTENDED, count * padded);
-    if (padded > q_size)
-        for (int row = 0; row < count; row++)
-            std::memset((void*)(attended + row * padded + q_size), 0, (padded - q_size) * sizeof(T));
-    if (batch.num_decode) attend_decode(worker, block, batch, cache, q, attended, padded);
-    if (batch.num_prefill) attend_prefill(worker, Prefill<T>{block, batch, cache, q, attended, padded});
-    Rows rows{(const uint32_t*)attended, padded / Words<T>::PAIR, count};
+    laps.end(Phase::RopeAndCache);
+    T* attended = worker.workspace.get<T>(ATTENDED, count * stride);
+    pad_rows(attended, count, q_size, block.out.in, stride);
+    if (batch.num_decode) attend_decode(worker, block, batch, cache, q, attended, stride);
+    if (batch.num_prefill) attend_prefill(worker, Prefill<T>{block, batch, cache, q, attended, stride});
+    laps.end(Phase::Attention);
+    Rows rows{(const uint32_t*)attended, stride / Words<T>::PAIR, count};
     multiply_all<T>(worker.pool, rows, block.out, StoreFloat{out, block.out});
+    laps.end(Phase::Out);
 }

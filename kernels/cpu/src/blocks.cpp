@@ -8,15 +8,27 @@ namespace {
 
 template <class T>
 void run_mlp(Worker& worker, const MlpBlock& block, const float* x, float* residual, float* out, int count) {
+    Laps laps(worker.phase_ns);
     Rows normed = normalise<T>(worker, block.norm, x, residual, count, block.gate_up.in);
-    T* gated = worker.workspace.get<T>(GATED, count * block.down.in);
-    int64_t size = block.gate_up.out / 2;
-    if (block.down.in > size)
-        for (int row = 0; row < count; row++)
-            std::memset((void*)(gated + row * block.down.in + size), 0, (block.down.in - size) * sizeof(T));
-    multiply_all<T>(worker.pool, normed, block.gate_up, StoreGated<T>{gated, block.down.in, block.gate_up});
-    Rows rows{(const uint32_t*)gated, block.down.in / Words<T>::PAIR, count};
+    laps.end(Phase::Norm);
+    const int64_t stride = row_stride<T>(block.down.in);
+    T* gated = worker.workspace.get<T>(GATED, count * stride);
+    pad_rows(gated, count, block.gate_up.out / 2, block.down.in, stride);
+    multiply_all<T>(worker.pool, normed, block.gate_up, StoreGated<T>{gated, stride, block.gate_up});
+    laps.end(Phase::GateUp);
+    Rows rows{(const uint32_t*)gated, stride / Words<T>::PAIR, count};
     multiply_all<T>(worker.pool, rows, block.down, StoreFloat{out, block.down});
+    laps.end(Phase::Down);
+}
+
+template <class T>
+void run_head(Worker& worker, const Norm& norm, const Linear& linear, const float* x, float* residual, float* out,
+              int count) {
+    Laps laps(worker.phase_ns);
+    Rows rows = normalise<T>(worker, norm, x, residual, count, linear.in);
+    laps.end(Phase::Norm);
+    multiply_all<T>(worker.pool, rows, linear, StoreFloat{out, linear});
+    laps.end(Phase::Head);
 }
 
 // The first largest value of a row; a NaN is larger than everything.
@@ -73,6 +85,8 @@ void baton_delete(Worker* worker) { delete worker; }
 void baton_begin(Worker* worker) { worker->pool.begin(); }
 void baton_rest(Worker* worker) { worker->pool.rest(); }
 int baton_others_want(Worker* worker) { return worker->pool.others_want(); }
+// phase_ns: zeros, one for each Phase, to be added to; null: nobody measures any more
+void baton_time_phases(Worker* worker, uint64_t* phase_ns) { worker->phase_ns = phase_ns; }
 uint64_t baton_num_helped(Worker* worker) { return worker->pool.num_helped(); }
 
 // maxima, indices: [num_rows]
@@ -96,12 +110,10 @@ void baton_mlp_f32(Worker* worker, const MlpBlock* block, const float* x, float*
 }
 void baton_norm_linear_bf16(Worker* worker, const Norm* norm, const Linear* linear, const float* x, float* residual,
                             float* out, int count) {
-    Rows rows = normalise<bf16>(*worker, *norm, x, residual, count, linear->in);
-    multiply_all<bf16>(worker->pool, rows, *linear, StoreFloat{out, *linear});
+    run_head<bf16>(*worker, *norm, *linear, x, residual, out, count);
 }
 void baton_norm_linear_f32(Worker* worker, const Norm* norm, const Linear* linear, const float* x, float* residual,
                            float* out, int count) {
-    Rows rows = normalise<float>(*worker, *norm, x, residual, count, linear->in);
-    multiply_all<float>(worker->pool, rows, *linear, StoreFloat{out, *linear});
+    run_head<float>(*worker, *norm, *linear, x, residual, out, count);
 }
 }

@@ -32,6 +32,24 @@ struct Rows {
     const uint32_t* row(int index) const { return words + index * stride; }
 };
 
+inline int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+
+// Values of type T from one row to the next: an odd number of cache lines. With a power of two, or a large part of one,
+// rows would share a few sets of the first cache.
+template <class T>
+int64_t row_stride(int64_t size) {
+    constexpr int64_t LINE = 64 / sizeof(T);
+    return (round_up(size, LINE) / LINE | 1) * LINE;
+}
+
+// Rows of x that are multiplied by a panel before the next one is: as many as half of a second cache of 2 MB holds,
+// since panels come from memory once for all of them.
+constexpr int MAX_BLOCK_ROWS = 512;
+constexpr int64_t BLOCK_BYTES = 800 << 10;
+inline int rows_a_block(int64_t row_bytes) {
+    return int(std::clamp<int64_t>(BLOCK_BYTES / row_bytes / 32 * 32, 32, MAX_BLOCK_ROWS));
+}
+
 // How far ahead of its use a weight is fetched, into the second cache: 2 KB. For one row, 18.2 GB/s of 256 MB on one
 // core of a Xeon 6 (2026-12); 17.7 at half of it, 16.6 at twice.
 constexpr int64_t AHEAD_WORDS = 512;
@@ -201,7 +219,7 @@ template <class T>
 struct StoreGated {
     static constexpr bool PAIRS = true;
     T* out;
-    int64_t size;  // columns of each of the two, a multiple of 16: the rest of the last panel is zero
+    int64_t stride;  // values from one row to the next, a multiple of 16: the rest of the last panel is zero
     const Linear& linear;
 
     template <int NP>
@@ -214,7 +232,7 @@ struct StoreGated {
                 gate += load<f32x16>(linear.bias + (panel + p) * LANES);
                 up += load<f32x16>(linear.bias + (panel + p + 1) * LANES);
             }
-            Words<T>::store_row(out + row * size + column, silu<T>(gate) * up);
+            Words<T>::store_row(out + row * stride + column, silu<T>(gate) * up);
         }
     }
 };
@@ -323,20 +341,19 @@ inline std::vector<float> sum_groups(const Rows& x, int64_t num_groups) {
 // T: what x and plain weights are. Tasks are blocks of rows times runs of panels, some 20 to 100 us each.
 template <class T, class Store>
 void multiply_all(Pool& pool, const Rows& x, const Linear& linear, const Store& store) {
-    constexpr int ROWS = 128;
-    int num_panels = linear.num_panels();
-    int num_row_blocks = (x.count + ROWS - 1) / ROWS;
+    const int block_rows = rows_a_block(linear.in * sizeof(T));
+    const int num_panels = linear.num_panels(), num_row_blocks = (x.count + block_rows - 1) / block_rows;
     int64_t panel_bytes = linear.in * LANES * sizeof(T) * (x.count + 15) / 16;
     int least = int((MIN_TASK_BYTES + panel_bytes - 1) / panel_bytes + 7) / 8 * 8;
     int spread = std::clamp(num_panels / (8 * pool.num_threads()) / 8 * 8, 8, 64);
-    int per_task = std::max(least, x.count <= 32 ? spread : 16);
+    int per_task = x.count <= 32 ? std::max(least, spread) : 8;
     int num_runs = (num_panels + per_task - 1) / per_task;
     std::vector<float> sums;
     if (linear.format != PLAIN && x.count <= MAX_FEW_ROWS) sums = sum_groups(x, linear.num_groups());
     const float* few = sums.empty() ? nullptr : sums.data();
     pool.run(num_row_blocks * num_runs, [&](int task) {
-        int panel = task / num_row_blocks * per_task, end = std::min(num_panels, panel + per_task);
-        int row = task % num_row_blocks * ROWS, end_row = std::min(x.count, row + ROWS);
+        int panel = task % num_runs * per_task, end = std::min(num_panels, panel + per_task);
+        int row = task / num_runs * block_rows, end_row = std::min(x.count, row + block_rows);
         int64_t k_words = linear.in / Words<T>::PAIR;
         if (linear.format == PLAIN) {
             const uint32_t* panels = linear.panels + panel * k_words * LANES;

@@ -140,8 +140,10 @@ bool Pool::take() {
 }
 
 bool Pool::others_want() const {
-    for (int core = 0; core < num_cores_; core++)
-        if (cores_[core].wanted.load(std::memory_order_relaxed) & ~bit_) return true;
+    for (int core = 0; core < num_cores_; core++) {
+        uint64_t patient = ~(cores_[core].urgent.load(std::memory_order_relaxed) | bit_);
+        if (cores_[core].wanted.load(std::memory_order_relaxed) & patient) return true;
+    }
     return false;
 }
 

@@ -17,8 +17,9 @@ constexpr int64_t MIN_TASK_BYTES = 1 << 16;
 struct Core {
     std::atomic<uint64_t> homes;   // bit i: worker i has this core for itself, whenever it has work
     std::atomic<uint64_t> wanted;  // bit i: worker i, at home here, has work now
+    std::atomic<uint64_t> urgent;  // bit i: somebody waits for each step of worker i; the same on all cores
     std::atomic<uint32_t> tenant;  // 1 + the worker that borrowed it, 0: nobody
-    char apart[64 - 20];
+    char apart[64 - 28];
 };
 static_assert(sizeof(Core) == 64, "a cache line each, and the layout that Python writes");
 
@@ -44,7 +45,7 @@ public:
         run_phase(num_tasks, [](const void* context, int i) { (*static_cast<const Task*>(context))(i); }, &task);
     }
 
-    // Whether another worker has work that our cores could help with.
+    // Whether another worker has work that our cores could help with, and that is not as urgent as ours.
     bool others_want() const;
 
     int num_threads() const { return num_cores_; }

@@ -3,6 +3,7 @@
 
 #include <sys/mman.h>
 
+#include <chrono>
 #include <new>
 
 #include "linear.h"
@@ -73,15 +74,38 @@ private:
     Part parts_[8];
 };
 
+// What blocks spend the caller's time on; library.py has the same in the same order.
+enum class Phase { Norm, Qkv, RopeAndCache, Attention, Out, GateUp, Down, Head };
+
+// Adds the time since the last phase's end to the phase that ends. While nobody measures it is a comparison.
+class Laps {
+public:
+    explicit Laps(uint64_t* phase_ns) : phase_ns_(phase_ns), last_ns_(phase_ns ? now_ns() : 0) {}
+
+    void end(Phase phase) {
+        if (!phase_ns_) return;
+        uint64_t now = now_ns();
+        phase_ns_[int(phase)] += now - last_ns_;
+        last_ns_ = now;
+    }
+
+private:
+    static uint64_t now_ns() {
+        return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+    }
+
+    uint64_t* phase_ns_;
+    uint64_t last_ns_;
+};
+
 struct Worker {
     Pool pool;
     Workspace workspace;
+    uint64_t* phase_ns = nullptr;  // a sum for each Phase, of whoever measures
     Worker(Core* cores, int num_cores, int worker, bool borrows) : pool(cores, num_cores, worker, borrows) {}
 };
 
 enum Part { NORMED, QKV, Q, ATTENDED, GATED, PARTIAL };
-
-inline int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
 // Rows that a task of row-wise work takes: some 10 us each.
 constexpr int ROWS_A_TASK = 16;
@@ -93,6 +117,14 @@ void run_rows(Pool& pool, int num_rows, const Task& task) {
         int end = std::min(num_rows, (index + 1) * ROWS_A_TASK);
         for (int row = index * ROWS_A_TASK; row < end; row++) task(row);
     });
+}
+
+// Zeros from the end of each row's `size` values to `padded` of them.
+template <class T>
+void pad_rows(T* rows, int count, int64_t size, int64_t padded, int64_t stride) {
+    if (padded == size) return;
+    for (int row = 0; row < count; row++)
+        std::memset((void*)(rows + row * stride + size), 0, (padded - size) * sizeof(T));
 }
 
 // residual += x; out = weight * residual / rms(residual), padded with zeros.
@@ -119,10 +151,11 @@ void add_and_normalise(const Norm& norm, const float* x, float* residual, T* out
 
 template <class T>
 Rows normalise(Worker& worker, const Norm& norm, const float* x, float* residual, int count, int64_t padded) {
-    T* out = worker.workspace.get<T>(NORMED, count * padded);
+    const int64_t stride = row_stride<T>(padded);
+    T* out = worker.workspace.get<T>(NORMED, count * stride);
     run_rows(worker.pool, count, [&](int row) {
         const float* added = x ? x + row * norm.size : nullptr;
-        add_and_normalise(norm, added, residual + row * norm.size, out + row * padded, padded);
+        add_and_normalise(norm, added, residual + row * norm.size, out + row * stride, padded);
     });
-    return {(const uint32_t*)out, padded / Words<T>::PAIR, count};
+    return {(const uint32_t*)out, stride / Words<T>::PAIR, count};
 }

@@ -1,0 +1,54 @@
+"""`baton aggregated`: one worker process that computes prompts and decodes."""
+
+from queue import SimpleQueue
+from typing import Never, assert_never
+
+from aggregated.service import AggregatedService
+from common.config import AggregatedCommand
+from common.engine.block_manager import BlockManager
+from common.engine.worker_loop import Stop, WorkerLoop
+from common.engine.worker_main import load_engine, run_until_stopped, watch_gateways
+from common.links import Links
+from common.log import set_up_logging
+from common.service import LinkEvent
+from common.supervisor.channel import SupervisorChannel
+from common.wire import Role
+from decode.scheduler import DecodeScheduler
+from decode.service import DecodeService
+from prefill.scheduler import PrefillScheduler
+from prefill.service import PrefillService
+
+
+def run(command: AggregatedCommand, channel: SupervisorChannel | None) -> int:
+    """Serve until stopped; return the exit code. Raises: ConfigError, ModelError when it cannot start."""
+    options, max_num_seqs = command.worker, command.decode.max_num_seqs
+    set_up_logging(options.name or "aggregated", command.log.log_level, command.log.log_format)
+    engine = load_engine(Role.BOTH, command.model, options, channel, lambda _: None)
+    inbox: SimpleQueue[LinkEvent | Stop] = SimpleQueue()
+    links = Links(engine.peer, options.bind, options.advertise_host, lambda _: loop.current_status(), inbox.put)
+    identity = engine.identity(links.address)
+    blocks = BlockManager(engine.num_blocks, engine.layout.block_size)
+    prompts = PrefillScheduler(
+        blocks,
+        max_batch_tokens=command.prefill.max_batch_prefill_tokens,
+        max_step_s=command.prefill.max_step_ms / 1000,
+    )
+    service = AggregatedService(
+        PrefillService(identity, None, blocks, prompts),
+        DecodeService(identity, blocks, DecodeScheduler(blocks, max_num_seqs=max_num_seqs)),
+        max_num_seqs=max_num_seqs,
+    )
+    loop = WorkerLoop[Never, Never](
+        service,
+        engine.runner,
+        inbox=inbox,
+        send=links.send,
+        apply_transfer=assert_never,
+        extra_counters=lambda: {**links.counters(), **engine.runner.counters()},
+        is_healthy=lambda: links.is_alive,
+        watch=watch_gateways(options.gateway),
+        drain_timeout_s=options.drain_timeout,
+        on_tick=engine.on_tick,
+    )
+    run_until_stopped(loop, links, inbox, options.gateway, channel)
+    return 0

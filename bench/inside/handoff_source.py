@@ -1,0 +1,100 @@
+"""The prefill side of a measured handoff, in a process of its own."""
+
+import multiprocessing
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import xxhash
+
+from common.errors import ConfigError, TransferError
+from common.ids import BlockId, PeerId, SequenceKey
+from common.kv_layout import KVLayout
+from common.wire import KVSource
+from kvtransfer.server import KVServer
+from kvtransfer.shm import SharedSegment
+from kvtransfer.transport import Publish
+
+
+class HandoffSource:
+    """A process with a cache of random bytes in shared memory and a `KVServer`; ends with the `with`.
+
+    source:     as a receiver is told
+    checksums:  of every block
+    """
+
+    def __init__(self, layout: KVLayout, num_blocks: int) -> None:
+        """Blocks until the process is ready.
+
+        Raises: ConfigError when there is no shared memory, or not enough; TransferError when the process ended.
+        """
+        context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(theirs, layout, num_blocks), daemon=True)
+        self._process.start()
+        theirs.close()
+        answer = self._receive()
+        if isinstance(answer, str):
+            self.close()
+            raise ConfigError(answer)
+        self.source: KVSource
+        self.checksums: Sequence[int]
+        self.source, self.checksums = answer
+
+    def publish(self, key: SequenceKey, block_ids: tuple[BlockId, ...]) -> None:
+        """When it returns, the blocks may be fetched."""
+        self._pipe.send(Publish(key, block_ids))
+        self._receive()
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._pipe.close()
+        self._process.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _receive(self) -> tuple[KVSource, Sequence[int]] | str:
+        try:
+            return self._pipe.recv()
+        except EOFError:
+            self._process.join()
+            raise TransferError(f"the process that hands KV over ended with {self._process.exitcode}") from None
+
+
+def serve(pipe: "Connection[object, Publish]", layout: KVLayout, num_blocks: int) -> None:
+    """What the process does: publish what the pipe says, until its other end is closed."""
+    try:
+        segment = SharedSegment(num_blocks * layout.block_bytes)
+    except ConfigError as error:
+        pipe.send(str(error))
+        return
+    try:
+        np.frombuffer(segment.memory, dtype=np.uint8)[:] = _random_bytes(len(segment.memory))
+        server = KVServer(
+            PeerId("prefill#1"), segment.memory, layout, lambda _: None, "tcp://127.0.0.1:*", segment=segment
+        )
+        pipe.send((server.source, block_checksums(segment.memory, layout.block_bytes)))
+        try:
+            while True:
+                server.apply(pipe.recv())
+                pipe.send("published")
+        except EOFError:
+            server.close()
+    finally:
+        segment.close()
+
+
+def block_checksums(memory: memoryview, block_bytes: int) -> list[int]:
+    starts = range(0, len(memory), block_bytes)
+    return [xxhash.xxh3_64_intdigest(memory[start : start + block_bytes]) for start in starts]
+
+
+def _random_bytes(num: int) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
+    words = np.random.default_rng(0).integers(0, 2**63, -(-num // 8), dtype=np.int64)
+    return words.view(np.uint8)[:num]
