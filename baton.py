@@ -9,6 +9,7 @@ from pathlib import Path
 from common.config import (
     COMMANDS,
     AggregatedCommand,
+    BenchGatewayCommand,
     BenchGoodputCommand,
     BenchHandoffCommand,
     BenchMixedCommand,
@@ -70,7 +71,7 @@ def _start(command: Command) -> int:
         case ServeCommand():
             from common.supervisor import serve
 
-            return serve.run(command, (sys.executable, str(Path(__file__).resolve())))
+            return serve.run(command, _program())
         case GatewayCommand():
             from gateway import __main__ as gateway
 
@@ -95,10 +96,19 @@ def _start(command: Command) -> int:
             from bench import __main__ as bench
 
             return bench.run(command)
+        case BenchGatewayCommand():
+            from bench import gateway_bench
+
+            return gateway_bench.run(command, _program())
         case BenchStepsCommand() | BenchPhasesCommand() | BenchPerplexityCommand() | BenchHandoffCommand():
             from bench.inside import __main__ as inside
 
             return inside.run(command)
+
+
+def _program() -> tuple[str, str]:
+    """What runs `baton`, for commands that start others."""
+    return sys.executable, str(Path(__file__).resolve())
 
 
 def _channel(options: SupervisionOptions) -> SupervisorChannel | None:

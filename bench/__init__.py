@@ -10,6 +10,9 @@ The life of a measurement:
 4. `sse` and `measure` turn that into times of tokens, and `figures` those into latencies and throughputs.
 5. `runs` alternates the servers (`interleave`) and `goodput` searches a rate; `tables`, `report` and `plots` show it.
 
-`client`, `runs`, `machine_load`, `progress` and `__main__` do I/O; the rest is pure, but for files that it is told to
-read or write.
+`baton bench gateway` measures the gateway alone: `gateway_process` starts a real one, `fake_workers` are its workers,
+and `gateway_figures` compares what the client saw with when they sent it.
+
+What does I/O: `client`, `runs`, `machine_load`, `progress`, `interrupt`, `gateway_process`, `fake_workers`,
+`gateway_bench` and `__main__`. The rest is pure, but for files that it is told to read or write.
 """

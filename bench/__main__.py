@@ -1,9 +1,6 @@
 """`baton bench run`, `goodput` and `mixed`: what each of them does, in order."""
 
-import asyncio
 import re
-import signal
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -11,6 +8,7 @@ import uvloop
 
 from bench.client import Client, open_client
 from bench.exchange import Server
+from bench.interrupt import INTERRUPTED_EXIT_CODE, stop_on_interrupt
 from bench.plots import check_plots, write_plots
 from bench.prompts import read_prompts
 from bench.report import check_json_path, write_json
@@ -34,7 +32,6 @@ from common.bench_config import (
 from common.errors import ConfigError
 
 _DEFAULT_CONCURRENCY = 8
-_INTERRUPTED_EXIT_CODE = 130
 
 
 def run(command: BenchCommand) -> int:
@@ -52,7 +49,7 @@ def run(command: BenchCommand) -> int:
     if results.plots:
         write_plots(report, results.plots)
     if report.is_stopped:
-        return _INTERRUPTED_EXIT_CODE
+        return INTERRUPTED_EXIT_CODE
     return 1 if report.num_failed else 0
 
 
@@ -105,7 +102,7 @@ def _mixed_specs(options: BenchMixedOptions) -> list[RequestSpec]:
 
 async def _measure(command: BenchCommand, specs: Sequence[RequestSpec], loads: Sequence[Load]) -> Report:
     options = command.servers
-    stop = _stop_on_interrupt()
+    stop = stop_on_interrupt()
     async with open_client(options.timeout, options.api_key[0] if options.api_key else "", stop) as client:
         report = Report(_name(command), _public_options(command), await _find_servers(client, options))
         bench = Bench(client, report, specs, command.randomness, stop)
@@ -170,17 +167,3 @@ def _public_options(command: BenchCommand) -> dict[str, object]:
     options: dict[str, dict[str, object]] = asdict(command)
     options["servers"].pop("api_key")
     return dict(options)
-
-
-def _stop_on_interrupt() -> asyncio.Event:
-    """Ctrl-C sets it; a second one ends the process at once."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def on_interrupt() -> None:
-        loop.remove_signal_handler(signal.SIGINT)
-        print("stopping: again to stop at once", file=sys.stderr)  # noqa: T201
-        stop.set()
-
-    loop.add_signal_handler(signal.SIGINT, on_interrupt)
-    return stop

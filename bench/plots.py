@@ -3,11 +3,12 @@
 # pyright: basic
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+from bench.gateway_figures import GatewayReport, StreamsFigures
 from bench.measure import RequestFigures
 from bench.results import Report, Run
 from common.errors import ConfigError
@@ -51,6 +52,15 @@ def write_plots(report: Report, folder: str) -> list[Path]:
         "attainment": _attainment(report),
     }
     drawn |= {f"requests_{_file_name(name)}": _gantt(run) for name, run in _first_runs(report.runs).items()}
+    return _save(drawn, folder)
+
+
+def write_gateway_plots(report: GatewayReport, folder: str) -> list[Path]:
+    """CPU per token and latencies over the number of streams. Returns the files."""
+    return _save({"gateway": _gateway(report.streams)}, folder)
+
+
+def _save(drawn: "Mapping[str, Figure | None]", folder: str) -> list[Path]:
     files: list[Path] = []
     for name, figure in drawn.items():
         for suffix in ("png", "svg") if figure else ():
@@ -118,6 +128,25 @@ def _attainment(report: Report) -> "Figure | None":
         xlabel="requests/s", ylabel="share that meets the objectives", ylim=(0, 1.01), title=str(report.objectives)
     )
     finish(axes)
+    return figure
+
+
+def _gateway(rows: Sequence[StreamsFigures]) -> "Figure | None":
+    if not rows:
+        return None
+    figure, (cpu, latency) = new_figure(2)
+    x = [row.num_streams for row in rows]
+    cpu.plot(x, [row.cpu_per_token_s * 1e6 for row in rows], marker="o", label="gateway")
+    for name, found in (
+        ("TTFT added", [row.added_ttft for row in rows]),
+        ("delay of a token", [row.token_delay for row in rows]),
+    ):
+        latency.plot(x, [one.p50 * 1000 if one else math.nan for one in found], marker="o", label=f"{name}, p50")
+        latency.plot(x, [one.p99 * 1000 if one else math.nan for one in found], marker=".", label=f"{name}, p99")
+    for axes, title in ((cpu, "CPU per streamed token, µs"), (latency, "ms")):
+        axes.set(xlabel="streams", ylabel=title)
+        axes.set_ylim(bottom=0)
+        finish(axes)
     return figure
 
 

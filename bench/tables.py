@@ -6,9 +6,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from bench.figures import Distribution, RunFigures
+from bench.gateway_figures import GatewayReport
 from bench.interleave import Comparison
 from bench.results import Report, Run, SearchResult, failure_details, warnings_of
 from bench.terminal import new_table, open_console
+
+_STOPPED = "Stopped: these are the results so far."
 
 
 def print_report(report: Report) -> None:
@@ -28,7 +31,37 @@ def print_report(report: Report) -> None:
     for line in dict.fromkeys(line for run in report.runs for line in _remarks(run)):
         console.print(escape(line))
     if report.is_stopped:
-        console.print("Stopped: these are the results so far.")
+        console.print(_STOPPED)
+
+
+def print_gateway_report(report: GatewayReport) -> None:
+    console = open_console()
+    console.print(f"Idle gateway: {report.idle_cpu_share:.1%} of a core")
+    numbers = ("requests", "tok/s", "CPU µs/token", "gateway CPU", "client and workers' CPU")
+    latencies = ("TTFT added p50", "p99", "token delay p50", "p99", "gap added p99")
+    table = new_table("Gateway; latencies in ms", (), ("streams", *numbers, *latencies))
+    for figures in report.streams:
+        table.add_row(
+            str(figures.num_streams),
+            str(figures.num_requests),
+            f"{figures.tokens_per_s:.0f}",
+            f"{figures.cpu_per_token_s * 1e6:.1f}",
+            f"{figures.cpu_share:.1%}",
+            f"{figures.bench_cpu_share:.1%}",
+            *_median_and_tail(figures.added_ttft),
+            *_median_and_tail(figures.token_delay),
+            _median_and_tail(figures.added_gap)[1],
+        )
+    console.print(table)
+    for figures in report.streams:
+        for kind, num in figures.failures.items():
+            console.print(escape(f"error: {figures.num_streams} streams: {num} × {kind}"))
+    if report.is_stopped:
+        console.print(_STOPPED)
+
+
+def _median_and_tail(found: Distribution | None) -> tuple[str, str]:
+    return ("", "") if found is None else (f"{found.p50 * 1000:.2f}", f"{found.p99 * 1000:.2f}")
 
 
 def _throughputs(runs: Iterable[Run]) -> Table:

@@ -148,6 +148,28 @@ class BenchMixedOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class BenchGatewayOptions:
+    """streams through a gateway"""
+
+    streams: Annotated[
+        tuple[str, ...],
+        _flag(
+            help="under way at once; several are measured one after another",
+            pattern=r"[1-9]\d*",
+            wanted="whole numbers such as 1,8,64",
+        ),
+    ] = ("1", "8", "16", "32", "64")
+    token_rate: Annotated[float, _flag(help="of each stream", unit="tokens/s", at_least=0.1)] = 50.0
+    prefill_ms: Annotated[float, _flag(help="from prompt to first token", unit="ms", at_least=0)] = 20.0
+    stream_input_len: Annotated[int, _flag(help="of a prompt", unit="tokens", at_least=1)] = 256
+    stream_output_len: Annotated[int, _flag(help="of a stream", unit="tokens", at_least=2)] = 128
+    seconds: Annotated[float, _flag(help="measured of each number of streams", unit="s", at_least=0.1)] = 5.0
+    model: Annotated[
+        str, Flag(help="whose tokenizer the gateway has; empty: the built-in one", variable="BATON_MODEL")
+    ] = ""
+
+
+@dataclass(frozen=True, slots=True)
 class BenchResultOptions:
     """results"""
 
@@ -185,6 +207,15 @@ class BenchMixedCommand:
 
     servers: BenchServerOptions = field(default_factory=BenchServerOptions)
     mixed: BenchMixedOptions = field(default_factory=BenchMixedOptions)
+    randomness: BenchTokenOptions = field(default_factory=BenchTokenOptions)
+    results: BenchResultOptions = field(default_factory=BenchResultOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchGatewayCommand:
+    """Measure what the gateway itself costs and adds: a real one, between clients and workers without a model."""
+
+    gateway: BenchGatewayOptions = field(default_factory=BenchGatewayOptions)
     randomness: BenchTokenOptions = field(default_factory=BenchTokenOptions)
     results: BenchResultOptions = field(default_factory=BenchResultOptions)
 

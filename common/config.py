@@ -8,7 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from common.bench_config import BenchCommand, BenchGoodputCommand, BenchMixedCommand, BenchRunCommand
+from common.bench_config import (
+    BenchCommand,
+    BenchGatewayCommand,
+    BenchGoodputCommand,
+    BenchMixedCommand,
+    BenchRunCommand,
+)
 from common.bench_inside_config import (
     BenchHandoffCommand,
     BenchPerplexityCommand,
@@ -311,6 +317,7 @@ Command = (
     | ServeCommand
     | ChatCommand
     | BenchCommand
+    | BenchGatewayCommand
     | InsideCommand
 )
 
@@ -324,6 +331,7 @@ COMMANDS: dict[str, type[Command]] = {
     "bench run": BenchRunCommand,
     "bench goodput": BenchGoodputCommand,
     "bench mixed": BenchMixedCommand,
+    "bench gateway": BenchGatewayCommand,
     "bench steps": BenchStepsCommand,
     "bench phases": BenchPhasesCommand,
     "bench perplexity": BenchPerplexityCommand,

@@ -9,7 +9,7 @@ import zmq
 
 from common.ids import PeerId
 from common.link_numbers import LinkNumbers
-from common.link_socket import Connection
+from common.link_socket import Connection, has_event
 from common.wire import Control, Envelope, Message, Status, encode
 
 MakeStatus = Callable[[PeerId | None], Status]
@@ -72,7 +72,7 @@ class OutgoingLink:
         A status goes first, so that a peer knows our address before it has to answer anything.
         """
         num_sent = 0
-        while self.has_work and self._can_send():
+        while self.has_work and has_event(self.connection.socket, zmq.POLLOUT):
             if self.wants_status:
                 if not self._send_status(make_status):
                     break
@@ -89,9 +89,6 @@ class OutgoingLink:
         if self.is_configured or self.connection.is_up:
             return False
         return self.peer is None or time.monotonic() - self.peer.last_heard_s > silence_s
-
-    def _can_send(self) -> bool:
-        return bool(self.connection.socket.poll(0, zmq.POLLOUT))
 
     def _send_status(self, make_status: MakeStatus) -> bool:
         status = make_status(self.peer.id if self.peer else None)

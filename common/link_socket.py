@@ -137,6 +137,11 @@ class Wakeup:
             self._writer.close()
 
 
+def has_event(socket: "zmq.Socket[bytes]", event: zmq.PollEvent) -> bool:
+    """Whether it can be read from (POLLIN) or written to (POLLOUT) now. Its `poll` would build a poller to say so."""
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & event)
+
+
 def set_options(socket: "zmq.Socket[bytes]", max_queued: int) -> None:
     """What every socket has: bounded queues, no lingering, and death of the other host noticed."""
     socket.setsockopt(zmq.LINGER, 0)

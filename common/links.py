@@ -26,7 +26,7 @@ from common.ids import PeerId
 from common.link_counters import LinkCounters
 from common.link_in import LinkReceiver
 from common.link_out import MAX_OUTBOX, MakeStatus, OutgoingLink
-from common.link_socket import Connection, ConnectionChange, bind, max_connections, set_options
+from common.link_socket import Connection, ConnectionChange, bind, has_event, max_connections, set_options
 from common.service import LinkEvent
 from common.socket_thread import SocketThread
 from common.wire import MAX_HEADER_BYTES, Control, decode
@@ -239,11 +239,9 @@ class Links:
 
     def _read_inbox(self) -> None:
         for _ in range(INBOX_BATCH):
-            try:
-                frames = self._inbox.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            if not has_event(self._inbox, zmq.POLLIN):  # to be told by zmq.Again takes as long as a message
                 return
             try:
-                self._receiver.receive(decode(frames))
+                self._receiver.receive(decode(self._inbox.recv_multipart(zmq.NOBLOCK)))
             except WireError as error:
                 self._counters.refuse("malformed", str(error))

@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+import prometheus_client
+from prometheus_client import CollectorRegistry, Gauge, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from common.token_metrics import Counter, Histogram
 from common.wire import Role, WorkerStatus
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -58,7 +60,7 @@ class GatewayMetrics:
         self.request_max_tokens = self._histogram(
             "request_params_max_tokens", "The limit of output tokens", _NUM_TOKENS
         )
-        self._outcomes = Counter(
+        self._outcomes = prometheus_client.Counter(
             "vllm:request_success",
             "Ended sequences by reason, also those that failed",
             ["model_name", "finished_reason"],
@@ -78,12 +80,14 @@ class GatewayMetrics:
         return Gauge(f"vllm:{name}", help, ["model_name"], registry=self._registry).labels(self._model_name)
 
     def _counter(self, name: str, help: str) -> Counter:
-        return Counter(f"vllm:{name}", help, ["model_name"], registry=self._registry).labels(self._model_name)
+        counter = Counter(f"vllm:{name}", help, {"model_name": self._model_name})
+        self._registry.register(counter)
+        return counter
 
-    def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"vllm:{name}", help, ["model_name"], buckets=buckets, registry=self._registry).labels(
-            self._model_name
-        )
+    def _histogram(self, name: str, help: str, bounds: tuple[float, ...]) -> Histogram:
+        histogram = Histogram(f"vllm:{name}", help, {"model_name": self._model_name}, bounds)
+        self._registry.register(histogram)
+        return histogram
 
 
 class SequenceTimer:
@@ -111,7 +115,7 @@ class SequenceTimer:
             self._metrics.itl.observe(now - self._last_token_s)
         self._last_token_s = now
         self._num_tokens += num_tokens
-        self._metrics.generation_tokens.inc(num_tokens)
+        self._metrics.generation_tokens.value += num_tokens
 
     def end(self, reason: str) -> None:
         """reason: a finish reason, ABORT or ERROR."""

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgpack  # pyright: ignore[reportMissingTypeStubs]
 import msgspec
 
 from common.errors import WireError
@@ -313,17 +312,21 @@ class Envelope:
     buffers: Sequence[Buffer] = ()
 
 
-Header = tuple[int, str, PeerId, PeerId, Count, dict[str, Any]]
-"""version, tag, sender, to, seq, fields"""
+Header = tuple[int, str, PeerId, PeerId, Count, msgspec.Raw]
+"""version, tag, sender, to, seq, fields; the fields are read when it is known what they must be."""
+
+_encoder = msgspec.msgpack.Encoder()
+_header_decoder = msgspec.msgpack.Decoder(Header)
+_names_decoder = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
+_decoders = {cls: msgspec.msgpack.Decoder(cls) for cls in _CLASSES}
+_FIELD_NAMES = {cls: {field.name for field in dataclass_fields(cls)} for cls in _CLASSES}
 
 
 def encode(envelope: Envelope) -> list[Buffer]:
     """Frames for one multipart send; buffers are passed on as they are, not copied."""
     message = envelope.message
-    fields = msgspec.to_builtins(message)
-    head = [WIRE_VERSION, type(message).__name__, envelope.sender, envelope.to, envelope.seq, fields]
-    packed: bytes = msgpack.packb(head)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType, reportAssignmentType]
-    return [packed, *envelope.buffers]
+    head = (WIRE_VERSION, type(message).__name__, envelope.sender, envelope.to, envelope.seq, message)
+    return [_encoder.encode(head), *envelope.buffers]
 
 
 def decode(frames: Sequence[Buffer]) -> Envelope:
@@ -349,21 +352,15 @@ def _unpack_header(frames: Sequence[Buffer]) -> Header:
     if len(frames[0]) > MAX_HEADER_BYTES:
         raise WireError(f"header must have at most {MAX_HEADER_BYTES} bytes, got {len(frames[0])}")
     try:
-        head: object = msgpack.unpackb(frames[0])  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        return msgspec.convert(head, Header)
-    except msgspec.ValidationError as error:
+        return _header_decoder.decode(frames[0])
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise WireError(f"header: {error}") from error
-    except Exception as error:  # msgpack raises plain ValueErrors, UnicodeErrors and its own
-        raise WireError(f"header is not MessagePack: {error}") from error
 
 
-def _to_message(cls: type[Message], fields: dict[str, Any]) -> Message:
-    if unknown := fields.keys() - _FIELD_NAMES[cls]:
-        raise WireError(f"{cls.__name__}: unknown field {sorted(unknown)[0]!r}")
+def _to_message(cls: type[Message], fields: msgspec.Raw) -> Message:
     try:
-        return msgspec.convert(fields, cls)
-    except msgspec.ValidationError as error:
+        if unknown := _names_decoder.decode(fields).keys() - _FIELD_NAMES[cls]:
+            raise WireError(f"{cls.__name__}: unknown field {sorted(unknown)[0]!r}")
+        return _decoders[cls].decode(fields)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise WireError(f"{cls.__name__}: {error}") from error
-
-
-_FIELD_NAMES = {cls: {field.name for field in dataclass_fields(cls)} for cls in _CLASSES}

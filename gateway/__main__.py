@@ -94,7 +94,12 @@ async def _serve(
         allowed_origins=http.allowed_origins,
     )
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=int(SHUTDOWN_S + FLUSH_S)
+        app,
+        http="httptools",
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=int(SHUTDOWN_S + FLUSH_S),
     )
     server = _Server(config, engine)
     watch = asyncio.create_task(engine.watch())

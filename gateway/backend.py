@@ -1,15 +1,13 @@
 """The seam between HTTP and the engine: what an API handler may ask for. Tests pass a fake."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from common.sampling import Finish, SamplingParams
 from common.wire import WorkerStatus
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(NamedTuple):
     """New output tokens of one generation, in order, none missing. The last one carries `finish`."""
 
     token_ids: tuple[int, ...]

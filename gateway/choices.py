@@ -176,7 +176,7 @@ def _echo(prompt: Prompt, tokenizer: Tokenizer) -> str:
 
 def _count_request(job: Job, api: Api) -> None:
     metrics = api.metrics
-    metrics.prompt_tokens.inc(job.num_prompt_tokens)
+    metrics.prompt_tokens.value += job.num_prompt_tokens
     for prompt, samples in job.prompts:
         metrics.request_prompt_tokens.observe(len(prompt.token_ids))
         metrics.request_n.observe(len(samples))

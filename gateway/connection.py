@@ -1,6 +1,7 @@
 """One exchange with one client: read a body, do the work, stop when the client leaves or does not read."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -19,12 +20,19 @@ class ClientGone(BatonError):
 
 
 class Client:
-    """Who sent a request. Every wait for it is bounded by timeout_s."""
+    """Who sent a request. Every wait for it is bounded by timeout_s.
+
+    `run_while_connected` watches over `send`, with one timer for all that is sent: to set one for each token would cost
+    more than to encode the token.
+
+    Mutable state: since when `send` waits.
+    """
 
     def __init__(self, receive: Receive, send: Send, timeout_s: float) -> None:
         self._receive = receive
         self._send = send
         self._timeout_s = timeout_s
+        self._sending_since_s: float | None = None
 
     async def read_body(self, max_bytes: int) -> bytes:
         """Read the whole body, however it is framed.
@@ -50,12 +58,22 @@ class Client:
             pass
 
     async def send(self, message: Message) -> None:
-        """Raises: ClientGone if the client does not read."""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._send(message)
-        except TimeoutError as error:
-            raise ClientGone(f"read nothing for {self._timeout_s:g} s") from error
+        """Waits while the client does not read."""
+        self._sending_since_s = time.monotonic()
+        await self._send(message)
+        self._sending_since_s = None
+
+    def patience_s(self) -> float:
+        """For how long it may still go on as it does.
+
+        Raises: ClientGone if it has read nothing for too long.
+        """
+        if self._sending_since_s is None:
+            return self._timeout_s
+        left_s = self._sending_since_s + self._timeout_s - time.monotonic()
+        if left_s <= 0:
+            raise ClientGone(f"read nothing for {self._timeout_s:g} s")
+        return left_s
 
     async def send_json(self, value: object) -> None:
         """Answer with one whole JSON body."""
@@ -93,16 +111,17 @@ class JsonEndpoint:
 
 
 async def run_while_connected(work: Awaitable[None], client: Client) -> None:
-    """Run work to its end; cancel it when the client leaves.
+    """Run work to its end; cancel it when the client leaves or does not read.
 
     Raises: what work raises; ClientGone.
     """
     working = asyncio.ensure_future(work)
     gone = asyncio.create_task(client.wait_gone())
     try:
-        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGone("closed the connection")
+        while not working.done():
+            if gone.done():
+                raise ClientGone("closed the connection")
+            await asyncio.wait((working, gone), timeout=client.patience_s(), return_when=asyncio.FIRST_COMPLETED)
         working.result()
     finally:
         gone.cancel()

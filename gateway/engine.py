@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 class EngineGeneration:
     """One sequence under way, iterated by one handler.
 
-    Mutable state: updates not taken yet (a slow reader finds them merged), the error that ends it, and who waits.
+    Mutable state: updates not taken yet (a slow reader finds them merged), the error that ends it, and the handler's
+    wait for either.
     """
 
     def __init__(self, request_id: RequestId, abort: Callable[[RequestId], None]) -> None:
@@ -32,20 +33,20 @@ class EngineGeneration:
         self._pending: Update | None = None
         self._error: RequestError | None = None
         self._is_ended = False
-        self._arrived = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
 
     def __aiter__(self) -> "EngineGeneration":
         return self
 
     async def __anext__(self) -> Update:
-        await self._arrived.wait()
+        if self._pending is None and not self._is_ended:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
         if self._pending is None:
             if self._error is not None:
                 raise self._error
             raise StopAsyncIteration
         update, self._pending = self._pending, None
-        if not self._is_ended:
-            self._arrived.clear()
         return update
 
     def cancel(self) -> None:
@@ -58,8 +59,8 @@ class EngineGeneration:
         self.num_cached_tokens = emit.num_cached_tokens
         self._pending = Update(old + emit.token_ids, emit.finish)
         if emit.finish:
-            self._end()
-        self._arrived.set()
+            self._is_ended = True
+        self._wake()
 
     def fail(self, error: RequestError) -> None:
         self._error = error
@@ -67,7 +68,11 @@ class EngineGeneration:
 
     def _end(self) -> None:
         self._is_ended = True
-        self._arrived.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 class GatewayEngine:

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from common.errors import RequestError
 from gateway.api import Api
 from gateway.choices import Choice, Job, collect, merged, started
-from gateway.connection import Answer, Client, ClientGone, JsonEndpoint
+from gateway.connection import Answer, Client, JsonEndpoint
 from gateway.http_errors import INTERNAL
 from gateway.json_body import Json, convert
 from gateway.openai_frames import CHAT, COMPLETION, ChunkWriter, Shape, answer, new_head
@@ -89,7 +89,7 @@ class OpenAI:
 async def _stream(choices: Sequence[Choice], writer: ChunkWriter, client: Client, *, include_usage: bool) -> None:
     """Send every delta as it comes. A failure after the first byte is an event, and [DONE] ends the stream in any case.
 
-    Raises: RequestError before the first byte; ClientGone.
+    Raises: RequestError before the first byte.
     """
     stream = EventStream(client)
     try:
@@ -97,8 +97,6 @@ async def _stream(choices: Sequence[Choice], writer: ChunkWriter, client: Client
             async for delta in deltas:
                 if events := writer.events(delta):
                     await stream.write(events)
-    except ClientGone:
-        raise
     except RequestError as error:
         if not stream.has_started:
             raise

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import cast
 
 import msgspec
 
@@ -87,18 +88,16 @@ def _split_prompts(prompt: str | list[str | int | list[int]], max_prompts: int) 
     """One text or list of ids per prompt."""
     if isinstance(prompt, str):
         return [prompt]
-    texts = [part for part in prompt if isinstance(part, str)]
-    token_ids = [part for part in prompt if isinstance(part, int)]
-    lists = [part for part in prompt if isinstance(part, list)]
-    if not prompt or len(prompt) not in (len(texts), len(token_ids), len(lists)):
+    kinds = set(map(type, prompt))
+    if len(kinds) != 1:
         raise invalid(
             "prompt must be a text, a list of texts, of token ids or of such lists; not empty or mixed", "prompt"
         )
-    if token_ids:
-        return [token_ids]
+    if kinds == {int}:
+        return [cast("list[int]", prompt)]
     if len(prompt) > max_prompts:
         raise invalid(f"prompt must have at most {max_prompts} prompts, got {len(prompt)}", "prompt")
-    return [*texts, *lists]
+    return cast("list[str | list[int]]", prompt)
 
 
 def _from_ids(token_ids: list[int], api: Api) -> Prompt:

@@ -10,6 +10,7 @@ QUEUED and HANDOFF wait for a worker. Every other way out is an end: finished, f
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from common.errors import RequestError
 from common.ids import PeerId, RequestId
@@ -50,8 +51,7 @@ class Abort:
     request_id: RequestId
 
 
-@dataclass(frozen=True, slots=True)
-class Emit:
+class Emit(NamedTuple):
     """Effect: new tokens for the client, following those before. With finish it is the terminal frame."""
 
     request_id: RequestId
@@ -305,7 +305,8 @@ class Requests:
         effects: list[Effect] = []
         for worker in self.fleet.pop_silent(now):
             effects += self._lose(worker, "the worker was silent for too long", now)
+        missing = self.fleet.missing_pools()
         for request in list(self._requests.values()):
-            if error := self._policy.overdue(request, self.fleet.missing_pools(), now):
+            if error := self._policy.overdue(request, missing, now):
                 effects += self._fail(request, error)
         return [*effects, *self._route_waiting(now)]

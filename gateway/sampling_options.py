@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from common.errors import RequestError
@@ -101,9 +101,9 @@ def check_length(prompt: Prompt, max_context: int, param: str) -> None:
         )
 
 
-def check_token_ids(token_ids: Iterable[int], vocab_size: int, param: str) -> None:
+def check_token_ids(token_ids: Collection[int], vocab_size: int, param: str) -> None:
     """Raises: RequestError 400."""
-    for token_id in token_ids:
+    for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
         if not 0 <= token_id < vocab_size:
             raise invalid(f"{param}: token id {token_id} is out of the vocabulary of {vocab_size}", param)
 

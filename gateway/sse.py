@@ -35,11 +35,10 @@ class EventStream:
         self.has_started = False
 
     async def write(self, events: bytes) -> None:
-        """Raises: ClientGone."""
         await self._send(events, more_body=True)
 
     async def end(self, events: bytes) -> None:
-        """The last events; nothing may follow. Raises: ClientGone."""
+        """The last events; nothing may follow."""
         await self._send(events, more_body=False)
 
     async def _send(self, events: bytes, more_body: bool) -> None:

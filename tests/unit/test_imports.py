@@ -32,6 +32,7 @@ FOREIGN_TO = {room: {"torch", "transformers"} for room in ("common", "gateway", 
 POLICY = (
     "aggregated.service",
     "bench.figures",
+    "bench.gateway_figures",
     "bench.goodput",
     "bench.interleave",
     "bench.measure",

@@ -5,7 +5,7 @@ from enum import Enum
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-import msgpack
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -108,13 +108,11 @@ envelopes = st.builds(
 
 
 def pack(value: Any) -> bytes:
-    packed = msgpack.packb(value)
-    assert packed is not None
-    return packed
+    return msgspec.msgpack.encode(value)
 
 
 def header_of(envelope: Envelope) -> list[Any]:
-    return msgpack.unpackb(encode(envelope)[0])
+    return msgspec.msgpack.decode(encode(envelope)[0])
 
 
 @given(envelopes)
