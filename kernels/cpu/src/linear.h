@@ -77,7 +77,7 @@ inline void multiply(const Rows& x, int row, const uint32_t* panel, int64_t pane
 // One row by one panel, a single stream of memory: sums are kept apart by input, as many as hide a product's latency.
 template <class T>
 inline f32x16 multiply_stream(const uint32_t* x, const uint32_t* panel, int64_t k_words) {
-    constexpr int SUMS = 8;
+    constexpr int SUMS = fitting(8, 1);
     f32x16 acc[SUMS] = {};
     int64_t k = 0;
     for (; k + SUMS <= k_words; k += SUMS)
@@ -87,7 +87,9 @@ inline f32x16 multiply_stream(const uint32_t* x, const uint32_t* panel, int64_t 
             acc[i] = Words<T>::dot(acc[i], load<u32x16>(at), splat_word(x[k + i]));
         }
     for (; k < k_words; k++) acc[0] = Words<T>::dot(acc[0], load<u32x16>(panel + k * LANES), splat_word(x[k]));
-    return ((acc[0] + acc[1]) + (acc[2] + acc[3])) + ((acc[4] + acc[5]) + (acc[6] + acc[7]));
+    for (int count = SUMS / 2; count > 0; count /= 2)
+        for (int i = 0; i < count; i++) acc[i] += acc[i + count];
+    return acc[0];
 }
 
 #include "quantised.h"
@@ -159,11 +161,13 @@ inline void multiply_rows(const Rows& x, int first_row, int end_row, const uint3
         multiply<T, MR, NP>(x, row, panels, panel_words, k_words, acc);
         for (int r = 0; r < MR; r++) store.template emit<NP>(row + r, panel, acc[r]);
     };
-    constexpr int MR = NP >= 4 ? 4 : NP == 2 ? 10 : 12;
+    constexpr int MR = std::clamp(MAX_SUMS / NP, 1, NP >= 4 ? 4 : NP == 2 ? 10 : 12);
     int row = first_row;
     for (; row + MR <= end_row; row += MR) block.template operator()<MR>(row);
-    for (; MR > 4 && row + 4 <= end_row; row += 4) block.template operator()<4>(row);
-    for (; row + 2 <= end_row; row += 2) block.template operator()<2>(row);
+    if constexpr (MR > 4)
+        for (; row + 4 <= end_row; row += 4) block.template operator()<4>(row);
+    if constexpr (MR > 2)
+        for (; row + 2 <= end_row; row += 2) block.template operator()<2>(row);
     for (; row < end_row; row++) block.template operator()<1>(row);
 }
 
@@ -187,7 +191,7 @@ void multiply_panels(const Rows& x, int first_row, int end_row, const uint32_t* 
         }
         return;
     }
-    if (num_rows <= 4)
+    if (MAX_SUMS >= 16 && num_rows <= 4)
         for (; p + 4 <= end; p += 4)
             multiply_rows<T, 4>(x, first_row, end_row, at(p), panel_words, k_words, p, store);
     for (; p + 2 <= end; p += 2) multiply_rows<T, 2>(x, first_row, end_row, at(p), panel_words, k_words, p, store);
@@ -202,11 +206,11 @@ template <Format F, int NP, class Store>
 inline void multiply_few(const FewRows& x, const Linear& linear, int panel, const Store& store) {
     auto block = [&]<int MR>() {
         f32x16 acc[MR][NP];
-        if constexpr (MR == 1) {  // one stream of memory after the other
+        if constexpr (MR == 1 || MR * NP > MAX_SUMS) {  // one stream of memory after the other
             for (int p = 0; p < NP; p++) {
-                f32x16 one[1][1];
+                f32x16 one[MR][1];
                 multiply_integers<F>(x, panel_at<F>(linear, panel + p), one);
-                acc[0][p] = one[0][0];
+                for (int r = 0; r < MR; r++) acc[r][p] = one[r][0];
             }
         } else {
             multiply_integers<F>(x, panel_at<F>(linear, panel), acc);

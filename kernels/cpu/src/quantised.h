@@ -30,23 +30,6 @@ inline const uint32_t* panel_at(const Linear& linear, int panel) {
     return linear.panels + panel * (linear.in / GROUP) * GROUP_WORDS<F>;
 }
 
-inline f32x16 load_half(const uint16_t* from) {
-#if defined(__AVX512F__)
-    return (f32x16)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
-#elif defined(__F16C__)
-    f32x16 value;
-    __m256 low = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
-    __m256 high = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(from + 8)));
-    std::memcpy(&value, &low, 32);
-    std::memcpy((char*)&value + 32, &high, 32);
-    return value;
-#else
-    f32x16 value;
-    for (int i = 0; i < LANES; i++) value[i] = float(load<_Float16>(from + i));
-    return value;
-#endif
-}
-
 template <Format F>
 inline u32x16 rotate_to_pair(u32x16 packed, int pair) {
     const int by = 2 * BITS<F> * pair;
@@ -94,7 +77,7 @@ struct FewRows {
 // pairs takes as long as four of fp32 values (Xeon 6, 2026-12), and 8 bits would need two of them.
 template <Format F, int MR, int NP>
 inline void multiply_integers(const FewRows& x, const uint32_t* panel, f32x16 (&acc)[MR][NP]) {
-    constexpr int SUMS = MR * NP < 4 ? 4 / (MR * NP) : 1;  // as many at a time as hide the latency of a product
+    constexpr int SUMS = fitting(4 / std::min(4, MR * NP), MR * NP);  // as many as hide the latency of a product
     const int64_t num_groups = x.in / GROUP;
     for (auto& line : acc)
         for (auto& value : line) value = f32x16{};
