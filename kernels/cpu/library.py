@@ -16,7 +16,6 @@ class LinearStruct(Structure):
 
     _fields_ = (
         ("panels", c_void_p),
-        ("scales", c_void_p),
         ("bias", c_void_p),
         ("in_size", c_int64),
         ("out_size", c_int64),

@@ -278,7 +278,6 @@ class OwnedLinear:
         self._packed = packed
         self.struct = LinearStruct(
             packed.panels.data_ptr(),
-            _address(packed.scales),
             _address(packed.bias),
             packed.in_size,
             packed.out_size,

@@ -285,7 +285,7 @@ def make_quantised(random: Random, out_size: int, in_size: int, quantization: st
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("num_rows", [1, 2, 4, 5, 40])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 40])
 @pytest.mark.parametrize(("hidden", "size"), [(75, 33), (576, 1536)])
 def test_a_quantised_mlp_is_the_reference_of_rounded_weights(
     hidden: int, size: int, num_rows: int, level: str, quantization: str

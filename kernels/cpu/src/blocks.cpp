@@ -43,7 +43,7 @@ void run_head(Worker& worker, const Norm& norm, const Linear& linear, const floa
 
 // The first largest value of a row; a NaN is larger than everything.
 void find_largest(const float* row, int64_t size, float& largest, int64_t& index) {
-    const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const i32x16 lanes = lane_numbers();
     const float lowest = -std::numeric_limits<float>::infinity();
     f32x16 most = splat(lowest);
     i32x16 where = lanes, is_nan{};
@@ -51,8 +51,8 @@ void find_largest(const float* row, int64_t size, float& largest, int64_t& index
     for (; i + LANES <= size; i += LANES) {
         f32x16 value = load<f32x16>(row + i);
         i32x16 is_larger = value > most;
-        most = is_larger ? value : most;
-        where = is_larger ? lanes + int32_t(i) : where;
+        most = select(is_larger, value, most);
+        where = select(is_larger, lanes + int32_t(i), where);
         is_nan |= value != value;
     }
     largest = row[0];
