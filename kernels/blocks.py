@@ -1,4 +1,4 @@
-"""The two halves of a decoder layer and the head, each as one op: contract and reference.
+"""The two halves of a decoder layer, and what is before and behind all layers, each as one op: contract and reference.
 
 Between them lie exactly the places where a model that is split over devices adds up its parts, so nothing finer is ever
 called by a model. The reference is put together from the small ops; a device may run a whole block at once.
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.decode_attention import decode_attention
@@ -66,6 +67,14 @@ class MLPWeights:
     down: LinearWeight
 
 
+class Embedding(Protocol):
+    """Hidden states of tokens before the first layer."""
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """token_ids: [num_tokens]. Returns [num_tokens, hidden_size] in the weights' dtype."""
+        ...
+
+
 class AttentionBlock(Protocol):
     """x is what the block before it computed; the sum of all blocks so far travels as the residual."""
 
@@ -89,6 +98,16 @@ class Head(Protocol):
     def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
         """x, residual: [num_rows, hidden_size], may be overwritten. Returns [num_rows, vocab_size] fp32."""
         ...
+
+
+class ReferenceEmbedding:
+    """Written to be read. weight: [vocab_size, hidden_size]."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        return F.embedding(token_ids, self._weight)
 
 
 class ReferenceAttention:

@@ -11,12 +11,14 @@ from kernels.argmax import argmax
 from kernels.blocks import (
     AttentionBlock,
     AttentionWeights,
+    Embedding,
     Head,
     LinearWeight,
     MLPBlock,
     MLPWeights,
     NormWeight,
     ReferenceAttention,
+    ReferenceEmbedding,
     ReferenceHead,
     ReferenceMLP,
 )
@@ -39,6 +41,14 @@ class Ops(Protocol):
 
     def hidden_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """What hidden states are between blocks, for weights of this dtype."""
+        ...
+
+    def embedding(self, weight: Tensor) -> Embedding:
+        """weight: [vocab_size, hidden_size]."""
+        ...
+
+    def tied(self, norm: NormWeight, weight: Tensor) -> tuple[Embedding, Head]:
+        """Embedding and head with one weight, [vocab_size, hidden_size] as a linear's."""
         ...
 
     def attention(self, weights: AttentionWeights) -> AttentionBlock: ...
@@ -73,10 +83,14 @@ class ReferenceOps:
     """Plain PyTorch, on every device."""
 
     name = "reference"
+    embedding = staticmethod(ReferenceEmbedding)
     attention = staticmethod(ReferenceAttention)
     mlp = staticmethod(ReferenceMLP)
     head = staticmethod(ReferenceHead)
     argmax = staticmethod(argmax)
+
+    def tied(self, norm: NormWeight, weight: Tensor) -> tuple[Embedding, Head]:
+        return ReferenceEmbedding(weight), ReferenceHead(norm, LinearWeight(weight))
 
     def linear_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return dtype

@@ -245,6 +245,27 @@ def test_head_is_the_references(vocab_size: int, num_rows: int, level: str, dtyp
     assert_close(make_ops(dtype, level).head(norm, weight)(x.clone(), residual.clone()), wanted, dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [64, 75])
+@pytest.mark.parametrize("vocab_size", [1, 101, 1000])
+def test_an_embedding_tied_to_the_head_has_the_weight_s_rows(vocab_size: int, hidden: int, dtype: torch.dtype) -> None:
+    random = Random(dtype)
+    weight = random.linear(vocab_size, hidden, has_bias=False).weight
+    embedding, _ = make_ops(dtype).tied(random.norm(hidden), weight.clone())
+    token_ids = torch.randint(0, vocab_size, (40,), generator=torch.Generator().manual_seed(3))
+    rows = embedding(token_ids)
+    assert torch.equal(rows, weight[token_ids])
+    assert rows.is_contiguous()
+
+
+def test_a_quantised_head_leaves_the_embedding_as_it_is() -> None:
+    random = Random(torch.bfloat16)
+    weight = random.linear(101, 64, has_bias=False).weight
+    ops = CpuOps(torch.bfloat16, 64, BLOCK_SIZE, private_cores(1), quantization="int8")
+    embedding, _ = ops.tied(random.norm(64), weight.float())
+    assert torch.equal(embedding(torch.arange(101)), weight)
+
+
 def make_quantised(random: Random, out_size: int, in_size: int, quantization: str) -> tuple[Tensor, Tensor]:
     """A weight and what it is after rounding."""
     weight = torch.randn(out_size, in_size, generator=torch.Generator().manual_seed(5)) / in_size**0.5

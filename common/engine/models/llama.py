@@ -1,7 +1,6 @@
 """Llama, and Mistral without its sliding window: the same computation under two names."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from common.engine.batch import Batch
@@ -10,7 +9,7 @@ from common.engine.layers import load_attention, load_mlp, load_norm
 from common.engine.model_config import ModelConfig
 from common.engine.rope import cos_sin_table
 from common.engine.weights import Weights
-from kernels.blocks import LinearWeight
+from kernels.blocks import Embedding, Head, LinearWeight
 from kernels.dispatch import Ops
 from kernels.paged_kv import LayerKV
 from kernels.token_rows import TokenRows
@@ -25,20 +24,13 @@ class Llama:
         Raises: ModelError if one is missing, has another shape or is left over.
         """
         self._ops = ops
-        linear_dtype = ops.linear_dtype(weights.dtype)
-        shape = config.vocab_size, config.hidden_size
-        embedding = weights.take("model.embed_tokens.weight", *shape, dtype=linear_dtype)
-        self._embedding = embedding.to(weights.dtype)
-        self._hidden_dtype = ops.hidden_dtype(self._embedding.dtype)
+        self._vocab_size = config.vocab_size
+        self._hidden_dtype = ops.hidden_dtype(weights.dtype)
+        self._embedding, self._head = _load_ends(weights, config, ops)
         cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len)
         self._layers = [
             DecoderLayer(weights, f"model.layers.{index}", config, ops, cos_sin) for index in range(config.num_layers)
         ]
-        norm = load_norm(weights, "model.norm", config)
-        if config.tie_word_embeddings:
-            self._head = ops.head(norm, LinearWeight(embedding))
-        else:
-            self._head = ops.head(norm, LinearWeight(weights.take("lm_head.weight", *shape, dtype=linear_dtype)))
         weights.finish(ignored=["lm_head.weight"] if config.tie_word_embeddings else [])
 
     def forward(self, batch: Batch, kv_cache: KVCache) -> Tensor:
@@ -47,15 +39,26 @@ class Llama:
         Returns the logits of the sampled rows, [num_sampled, vocab_size] fp32.
         """
         self._ops.begin_step()
-        x = F.embedding(batch.input_ids, self._embedding).to(self._hidden_dtype)
+        x = self._embedding(batch.input_ids).to(self._hidden_dtype)
         residual: Tensor | None = None
         for index, layer in enumerate(self._layers):
             x, residual = layer(x, residual, batch.rows, kv_cache.layer(index))
         assert residual is not None, "a model has layers"
         rows = batch.sampled_rows
         if len(rows) == 0:
-            return torch.empty(0, self._embedding.shape[0])
+            return torch.empty(0, self._vocab_size)
         return self._head(x[rows], residual[rows])
+
+
+def _load_ends(weights: Weights, config: ModelConfig, ops: Ops) -> tuple[Embedding, Head]:
+    """What is before the first layer and behind the last."""
+    shape = config.vocab_size, config.hidden_size
+    linear_dtype = ops.linear_dtype(weights.dtype)
+    norm = load_norm(weights, "model.norm", config)
+    if config.tie_word_embeddings:
+        return ops.tied(norm, weights.take("model.embed_tokens.weight", *shape, dtype=linear_dtype))
+    embedding = ops.embedding(weights.take("model.embed_tokens.weight", *shape))
+    return embedding, ops.head(norm, LinearWeight(weights.take("lm_head.weight", *shape, dtype=linear_dtype)))
 
 
 class DecoderLayer:
