@@ -80,7 +80,7 @@ class FakeWorkers:
         )
         self._gateway: PeerId | None = None
         self._running: dict[RequestId, _Sequence] = {}
-        self._links = {role: self._open_links(role, folder) for role in Role}
+        self._links = {role: self._open_links(role, folder) for role in (Role.PREFILL, Role.DECODE)}
         self._next_step_s = self._loop.time()
         self._timer = self._loop.call_soon(self._step)
 
