@@ -1,9 +1,11 @@
-"""The two halves of a decoder layer, and what is before and behind all layers, each as one op: contract and reference.
+"""Embedding, the two halves of a decoder layer, all layers in a row, and the head: contracts and references.
 
-Between them lie exactly the places where a model that is split over devices adds up its parts, so nothing finer is ever
-called by a model. The reference is put together from the small ops; a device may run a whole block at once.
+Between the halves lie exactly the places where a model that is split over devices adds up its parts, so nothing finer
+is ever called by a model, and one that is not split calls all of them at once. The reference is put together from the
+small ops; a device may run a whole block, or all of them, as it likes.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -67,6 +69,14 @@ class MLPWeights:
     down: LinearWeight
 
 
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """A decoder layer."""
+
+    attention: AttentionWeights
+    mlp: MLPWeights
+
+
 class Embedding(Protocol):
     """Hidden states of tokens before the first layer."""
 
@@ -90,6 +100,17 @@ class MLPBlock(Protocol):
     """The same without a cache."""
 
     def __call__(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+class Decoder(Protocol):
+    """The blocks of all layers, one after the other."""
+
+    def __call__(self, x: Tensor, rows: TokenRows, layers: Sequence[LayerKV]) -> tuple[Tensor, Tensor]:
+        """x: embeddings, [num_tokens, hidden_size], may be overwritten;  layers: the cache of each, always the same.
+
+        Returns (the last block's output, the residual).
+        """
+        ...
 
 
 class Head(Protocol):
@@ -154,6 +175,20 @@ class ReferenceMLP:
     def __call__(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         x, residual = rms_norm(x, self._norm.weight, self._norm.eps, residual)
         return self._down(silu_and_mul(self._gate_up(x))), residual
+
+
+class ReferenceDecoder:
+    """Written to be read."""
+
+    def __init__(self, layers: Iterable[LayerWeights]) -> None:
+        self._layers = [(ReferenceAttention(layer.attention), ReferenceMLP(layer.mlp)) for layer in layers]
+
+    def __call__(self, x: Tensor, rows: TokenRows, layers: Sequence[LayerKV]) -> tuple[Tensor, Tensor]:
+        residual: Tensor | None = None
+        for (attention, mlp), kv in zip(self._layers, layers, strict=True):
+            x, residual = mlp(*attention(x, residual, rows, kv))
+        assert residual is not None, "a model has layers"
+        return x, residual
 
 
 class ReferenceHead:

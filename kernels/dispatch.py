@@ -1,6 +1,7 @@
 """The one place that chooses between implementations of the ops."""
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,13 +12,16 @@ from kernels.argmax import argmax
 from kernels.blocks import (
     AttentionBlock,
     AttentionWeights,
+    Decoder,
     Embedding,
     Head,
+    LayerWeights,
     LinearWeight,
     MLPBlock,
     MLPWeights,
     NormWeight,
     ReferenceAttention,
+    ReferenceDecoder,
     ReferenceEmbedding,
     ReferenceHead,
     ReferenceMLP,
@@ -55,6 +59,10 @@ class Ops(Protocol):
 
     def mlp(self, weights: MLPWeights) -> MLPBlock: ...
 
+    def decoder(self, layers: Iterable[LayerWeights]) -> Decoder:
+        """Takes one layer's weights at a time."""
+        ...
+
     def head(self, norm: NormWeight, weight: LinearWeight) -> Head: ...
 
     def argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,6 +94,7 @@ class ReferenceOps:
     embedding = staticmethod(ReferenceEmbedding)
     attention = staticmethod(ReferenceAttention)
     mlp = staticmethod(ReferenceMLP)
+    decoder = staticmethod(ReferenceDecoder)
     head = staticmethod(ReferenceHead)
     argmax = staticmethod(argmax)
 

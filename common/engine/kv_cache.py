@@ -42,6 +42,8 @@ class KVCache:
     """All blocks in one allocation: `[num_blocks, num_layers, 2 (K, V), num_kv_heads, block_size, head_dim]`.
 
     A block with all its layers is one contiguous piece, so moving it is one copy.
+
+    layers:  a view of each, strided over blocks
     """
 
     def __init__(self, layout: KVLayout, num_blocks: int, buffer: mmap.mmap | memoryview | None = None) -> None:
@@ -59,11 +61,7 @@ class KVCache:
         self.num_blocks = num_blocks
         self.memory = memoryview(buffer).cast("B")[:num_bytes]
         blocks = torch.frombuffer(self.memory, dtype=TORCH_DTYPES[layout.dtype]).view(shape)
-        self._layers = [_layer_kv(blocks[:, index]) for index in range(layout.num_layers)]
-
-    def layer(self, index: int) -> LayerKV:
-        """A view, strided over blocks."""
-        return self._layers[index]
+        self.layers = tuple(_layer_kv(blocks[:, index]) for index in range(layout.num_layers))
 
     def block_view(self, block_id: BlockId) -> memoryview:
         """The bytes of one block, writable."""

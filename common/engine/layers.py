@@ -1,4 +1,4 @@
-"""The layers that decoder models share: their tensors' names and sizes, handed to the ops that compute them."""
+"""The layers that decoder models share: their tensors' names and sizes, as the ops that compute them want them."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from common.engine.model_config import ModelConfig
 from common.engine.weights import Weights
-from kernels.blocks import AttentionBlock, AttentionWeights, LinearWeight, MLPBlock, MLPWeights, NormWeight
+from kernels.blocks import AttentionWeights, LinearWeight, MLPWeights, NormWeight
 from kernels.dispatch import Ops
 
 
@@ -27,32 +27,28 @@ def load_linear(
 
 def load_attention(
     weights: Weights, norm_name: str, name: str, config: ModelConfig, ops: Ops, cos_sin: Tensor
-) -> AttentionBlock:
+) -> AttentionWeights:
     """cos_sin: [max_positions, head_dim], shared by all layers."""
     q_size = config.num_heads * config.head_dim
     kv_size = config.num_kv_heads * config.head_dim
     names, sizes = [f"{name}.{part}_proj" for part in "qkv"], [q_size, kv_size, kv_size]
     has_bias = config.attention_bias
-    return ops.attention(
-        AttentionWeights(
-            norm=load_norm(weights, norm_name, config),
-            qkv=load_linear(weights, ops, names, sizes, config.hidden_size, has_bias),
-            out=load_linear(weights, ops, [f"{name}.o_proj"], [config.hidden_size], q_size, has_bias),
-            cos_sin=cos_sin,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-        )
+    return AttentionWeights(
+        norm=load_norm(weights, norm_name, config),
+        qkv=load_linear(weights, ops, names, sizes, config.hidden_size, has_bias),
+        out=load_linear(weights, ops, [f"{name}.o_proj"], [config.hidden_size], q_size, has_bias),
+        cos_sin=cos_sin,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
     )
 
 
-def load_mlp(weights: Weights, norm_name: str, name: str, config: ModelConfig, ops: Ops) -> MLPBlock:
+def load_mlp(weights: Weights, norm_name: str, name: str, config: ModelConfig, ops: Ops) -> MLPWeights:
     size, hidden_size, has_bias = config.intermediate_size, config.hidden_size, config.mlp_bias
     gate_up = [f"{name}.gate_proj", f"{name}.up_proj"]
-    return ops.mlp(
-        MLPWeights(
-            norm=load_norm(weights, norm_name, config),
-            gate_up=load_linear(weights, ops, gate_up, [size, size], hidden_size, has_bias),
-            down=load_linear(weights, ops, [f"{name}.down_proj"], [hidden_size], size, has_bias),
-        )
+    return MLPWeights(
+        norm=load_norm(weights, norm_name, config),
+        gate_up=load_linear(weights, ops, gate_up, [size, size], hidden_size, has_bias),
+        down=load_linear(weights, ops, [f"{name}.down_proj"], [hidden_size], size, has_bias),
     )

@@ -16,7 +16,6 @@ class LinearStruct(Structure):
 
     _fields_ = (
         ("panels", c_void_p),
-        ("scales", c_void_p),
         ("bias", c_void_p),
         ("in_size", c_int64),
         ("out_size", c_int64),
@@ -86,9 +85,10 @@ class MLPStruct(Structure):
 _SIGNATURES = {
     "attention": (c_void_p,) * 7,
     "mlp": (*(c_void_p,) * 5, c_int32),
+    "decoder": (c_void_p, c_int32, *(c_void_p,) * 7),
     "norm_linear": (*(c_void_p,) * 6, c_int32),
 }
-"""Structures go by address: a call then costs 1 us, and there are two a layer and token."""
+"""Structures go by address: a call then costs 1 us, if all that it needs is in the cache."""
 
 PHASES = ("norm", "qkv", "rope_and_cache", "attention", "out", "gate_up", "down", "head")
 """Phase: what blocks spend their caller's time on."""

@@ -2,12 +2,20 @@
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from kernels.blocks import AttentionWeights, Embedding, LinearWeight, MLPWeights, NormWeight, ReferenceEmbedding
+from kernels.blocks import (
+    AttentionWeights,
+    Embedding,
+    LayerWeights,
+    LinearWeight,
+    MLPWeights,
+    NormWeight,
+    ReferenceEmbedding,
+)
 from kernels.cpu.cores import Cores
 from kernels.cpu.library import (
     PHASES,
@@ -133,6 +141,9 @@ class CpuOps:
     def mlp(self, weights: MLPWeights) -> "CpuMLP":
         return CpuMLP(self, weights)
 
+    def decoder(self, layers: Iterable[LayerWeights]) -> "CpuDecoder":
+        return CpuDecoder(self, layers)
+
     def head(self, norm: NormWeight, weight: LinearWeight) -> "CpuHead":
         return CpuHead(self, norm, weight)
 
@@ -189,7 +200,7 @@ class CpuAttention:
         )
         self._hidden_size = self._out.struct.out_size
         self._run = ops.function("attention")
-        self._address = ctypes.addressof(self._struct)
+        self.address = ctypes.addressof(self._struct)
         self._kv: LayerKV | None = None
         self._cache = CacheStruct()
 
@@ -198,7 +209,7 @@ class CpuAttention:
         own_residual, out, _ = self._ops.hidden(len(x), self._hidden_size)
         residual = own_residual.copy_(x) if residual is None else residual
         batch, cache = self._ops.batch_of(rows), self._cache_of(kv)
-        self._run(self._address, batch, cache, added, residual.data_ptr(), out.data_ptr())
+        self._run(self.address, batch, cache, added, residual.data_ptr(), out.data_ptr())
         return out, residual
 
     def _cache_of(self, kv: LayerKV) -> int:
@@ -219,12 +230,38 @@ class CpuMLP:
         self._struct = MLPStruct(self._norm.struct, self._gate_up.struct, self._down.struct)
         self._hidden_size = self._down.struct.out_size
         self._run = ops.function("mlp")
-        self._address = ctypes.addressof(self._struct)
+        self.address = ctypes.addressof(self._struct)
 
     def __call__(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         num_rows = len(residual)
         out = self._ops.hidden(num_rows, self._hidden_size)[2]
-        self._run(self._address, x.data_ptr(), residual.data_ptr(), out.data_ptr(), num_rows)
+        self._run(self.address, x.data_ptr(), residual.data_ptr(), out.data_ptr(), num_rows)
+        return out, residual
+
+
+class CpuDecoder:
+    """All blocks in one call: between two calls Python's own data comes back into the cache, 15 to 30 us for each."""
+
+    def __init__(self, ops: CpuOps, layers: Iterable[LayerWeights]) -> None:
+        self._ops = ops
+        self._blocks = [(CpuAttention(ops, layer.attention), CpuMLP(ops, layer.mlp)) for layer in layers]
+        self._attention = _addresses([attention.address for attention, _ in self._blocks])
+        self._mlp = _addresses([mlp.address for _, mlp in self._blocks])
+        self._run = ops.function("decoder")
+        self._layers: Sequence[LayerKV] = ()
+        self._caches: list[CacheStruct] = []
+        self._cache_addresses = _addresses([])
+
+    def __call__(self, x: Tensor, rows: TokenRows, layers: Sequence[LayerKV]) -> tuple[Tensor, Tensor]:
+        assert len(layers) == len(self._blocks), f"{len(self._blocks)} layers, the cache has {len(layers)}"
+        if layers is not self._layers:
+            self._layers, self._caches = layers, [_cache_struct(kv) for kv in layers]
+            self._cache_addresses = _addresses([ctypes.addressof(cache) for cache in self._caches])
+        residual, attended, out = self._ops.hidden(*x.shape)
+        residual.copy_(x)
+        blocks = len(self._blocks), self._attention, self._mlp, self._cache_addresses
+        hidden = residual.data_ptr(), attended.data_ptr(), out.data_ptr()
+        self._run(*blocks, self._ops.batch_of(rows), *hidden)
         return out, residual
 
 
@@ -279,12 +316,15 @@ class OwnedLinear:
         self.packed = packed
         self.struct = LinearStruct(
             packed.panels.data_ptr(),
-            _address(packed.scales),
             _address(packed.bias),
             packed.in_size,
             packed.out_size,
             packed.format,
         )
+
+
+def _addresses(values: Sequence[int]) -> "ctypes.Array[ctypes.c_void_p]":
+    return (ctypes.c_void_p * len(values))(*values)
 
 
 def _address(tensor: Tensor | None) -> int | None:

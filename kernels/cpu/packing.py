@@ -21,15 +21,13 @@ class PackedWeight:
 
     format:  linear.h's
     panels:  plain weights: [num_panels, in / pair, 16, pair];
-             quantised ones: int32 [num_panels, in / 32, planes * 4, 16], 8 nibbles each; see linear.h
-    scales:  fp16 [num_panels, in / 32, 2 (scale, offset), 16], or None
+             quantised ones: int32 [num_panels, in / 32, 1 + bits, 16], scales and then integers; see quantised.h
     bias:    fp32 [out] in the panels' order of columns, or None
     in_size: padded;  out_size: columns, of the last panel only those that there are
     """
 
     format: int
     panels: Tensor
-    scales: Tensor | None
     bias: Tensor | None
     in_size: int
     out_size: int
@@ -51,9 +49,7 @@ def pack(weight: Tensor, bias: Tensor | None, memory: HugeMemory) -> PackedWeigh
         piece = torch.zeros(round_up(len(rows), LANES), padded, dtype=weight.dtype)
         piece[: len(rows), :in_size] = rows
         panels[first : first + 256] = piece.view(-1, LANES, padded // pair, pair).transpose(1, 2)
-    return PackedWeight(
-        FORMATS["none"], panels, None, None if bias is None else bias.float().contiguous(), padded, out_size
-    )
+    return PackedWeight(FORMATS["none"], panels, None if bias is None else bias.float().contiguous(), padded, out_size)
 
 
 def pack_quantised(weight: Tensor, bias: Tensor | None, quantization: str, memory: HugeMemory) -> PackedWeight:
@@ -65,20 +61,19 @@ def pack_quantised(weight: Tensor, bias: Tensor | None, quantization: str, memor
     """
     out_size, in_size = weight.shape
     num_panels, padded = -(-out_size // LANES), round_up(in_size, GROUP)
-    num_groups, num_planes = padded // GROUP, {"int8": 2, "int4": 1}[quantization]
-    panels = memory.zeros((num_panels, num_groups, num_planes * 4, LANES), torch.int32)
-    scales = memory.zeros((num_panels, num_groups, 2, LANES), torch.float16)
+    num_groups, bits = padded // GROUP, {"int8": 8, "int4": 4}[quantization]
+    panels = memory.zeros((num_panels, num_groups, 1 + bits, LANES), torch.int32)
     for first in range(0, num_panels, 256):
         rows = weight[first * LANES : (first + 256) * LANES].float()
         piece = torch.zeros(round_up(len(rows), LANES), padded)
         piece[: len(rows), :in_size] = rows
-        q, scale, offset = quantise(piece.unflatten(1, (num_groups, GROUP)), 16**num_planes - 1)
-        place = slice(first, first + 256)
-        scales[place] = torch.stack((scale, offset), 2).unflatten(0, (-1, LANES)).permute(0, 2, 3, 1)
-        planes = [q >> 4 * plane & 15 for plane in range(num_planes)]
-        panels[place] = torch.cat([_pack_nibbles(plane) for plane in planes], dim=2)
+        q, scale, offset = quantise(piece.unflatten(1, (num_groups, GROUP)), 2**bits - 1)
+        scales = torch.stack((scale, offset), 2).unflatten(0, (-1, LANES)).permute(0, 2, 3, 1)
+        place = panels[first : first + 256]
+        place[:, :, 0] = scales.flatten(2).contiguous().view(torch.int32)
+        place[:, :, 1:] = _pack_integers(q, bits)
     bias = None if bias is None else bias.float().contiguous()
-    return PackedWeight(FORMATS[quantization], panels, scales, bias, padded, out_size)
+    return PackedWeight(FORMATS[quantization], panels, bias, padded, out_size)
 
 
 def quantise(groups: Tensor, largest: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -92,12 +87,14 @@ def quantise(groups: Tensor, largest: int) -> tuple[Tensor, Tensor, Tensor]:
     return steps.round().clamp(0, largest).int(), scale, offset
 
 
-def _pack_nibbles(q: Tensor) -> Tensor:
-    """[num_rows, num_groups, 32] of 0 … 15 -> [num_panels, num_groups, 4, 16]: eight consecutive inputs a word."""
-    num_groups = q.shape[1]
-    q = q.view(-1, LANES, num_groups, 4, 4, 2)
-    shifts = torch.tensor([[4 * pair, 4 * pair + 16] for pair in range(4)], dtype=torch.int64)
-    words = (q.long() << shifts).sum((-1, -2))
+def _pack_integers(q: Tensor, bits: int) -> Tensor:
+    """[num_rows, num_groups, 32] of 0 … 2**bits - 1 -> [num_panels, num_groups, bits, 16]."""
+    num_pairs = 16 // bits
+    q = q.view(-1, LANES, q.shape[1], bits, num_pairs, 2)
+    first_bit = {8: 15, 4: 16}[bits]
+    places = [[first_bit + 2 * bits * pair, first_bit + 2 * bits * pair - bits] for pair in range(num_pairs)]
+    words = (q.long() << torch.tensor(places)).sum((-1, -2))
+    words = words | words >> 32  # what goes beyond a word's end comes in at its other one
     return words.permute(0, 2, 3, 1).to(torch.int32)
 
 

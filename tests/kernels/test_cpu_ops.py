@@ -9,6 +9,7 @@ from torch import Tensor
 from kernels.argmax import argmax
 from kernels.blocks import (
     AttentionWeights,
+    LayerWeights,
     LinearWeight,
     MLPWeights,
     NormWeight,
@@ -183,6 +184,34 @@ def test_the_first_block_begins_the_residual() -> None:
     assert torch.equal(residual, wanted_residual)
 
 
+def test_layers_in_one_call_are_the_same_to_the_bit_as_block_after_block() -> None:
+    random = Random(torch.float32)
+    layers = [
+        LayerWeights(
+            make_attention(random, 6, 2, 16, hidden=96),
+            MLPWeights(random.norm(96), random.linear(160, 96), random.linear(96, 80)),
+        )
+        for _ in range(3)
+    ]
+    rows, num_blocks = make_rows([5, 20], [(3, 3), (7, 40)])
+    caches, others = (
+        [make_kv(num_blocks, 2, BLOCK_SIZE, 16, torch.float32, fill=0.0) for _ in layers] for _ in range(2)
+    )
+    ops = make_ops(torch.float32, head_dim=16)
+    decoder = ops.decoder(iter(layers))
+    blocks = [(ops.attention(layer.attention), ops.mlp(layer.mlp)) for layer in layers]
+    embeddings = torch.randn(len(rows.positions), 96, generator=torch.Generator().manual_seed(6))
+    for _ in range(2):
+        x, residual = embeddings.clone(), None
+        for (attention, mlp), kv in zip(blocks, others, strict=True):
+            x, residual = mlp(*attention(x, residual, rows, kv))
+        assert residual is not None
+        expected = x + residual
+        got, got_residual = decoder(embeddings.clone(), rows, caches)
+        assert torch.equal(got + got_residual, expected)
+        assert all(torch.equal(kv.keys, other.keys) for kv, other in zip(caches, others, strict=True))
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_in_fp32_a_row_is_the_same_to_the_bit_in_every_batch(level: str) -> None:
     """The last token of a context of 700: alone, among others, and as the end of a prompt."""
@@ -245,27 +274,6 @@ def test_head_is_the_references(vocab_size: int, num_rows: int, level: str, dtyp
     assert_close(make_ops(dtype, level).head(norm, weight)(x.clone(), residual.clone()), wanted, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("hidden", [64, 75])
-@pytest.mark.parametrize("vocab_size", [1, 101, 1000])
-def test_an_embedding_tied_to_the_head_has_the_weight_s_rows(vocab_size: int, hidden: int, dtype: torch.dtype) -> None:
-    random = Random(dtype)
-    weight = random.linear(vocab_size, hidden, has_bias=False).weight
-    embedding, _ = make_ops(dtype).tied(random.norm(hidden), weight.clone())
-    token_ids = torch.randint(0, vocab_size, (40,), generator=torch.Generator().manual_seed(3))
-    rows = embedding(token_ids)
-    assert torch.equal(rows, weight[token_ids])
-    assert rows.is_contiguous()
-
-
-def test_a_quantised_head_leaves_the_embedding_as_it_is() -> None:
-    random = Random(torch.bfloat16)
-    weight = random.linear(101, 64, has_bias=False).weight
-    ops = CpuOps(torch.bfloat16, 64, BLOCK_SIZE, private_cores(1), quantization="int8")
-    embedding, _ = ops.tied(random.norm(64), weight.float())
-    assert torch.equal(embedding(torch.arange(101)), weight)
-
-
 def make_quantised(random: Random, out_size: int, in_size: int, quantization: str) -> tuple[Tensor, Tensor]:
     """A weight and what it is after rounding."""
     weight = torch.randn(out_size, in_size, generator=torch.Generator().manual_seed(5)) / in_size**0.5
@@ -277,7 +285,7 @@ def make_quantised(random: Random, out_size: int, in_size: int, quantization: st
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("num_rows", [1, 2, 4, 5, 40])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 40])
 @pytest.mark.parametrize(("hidden", "size"), [(75, 33), (576, 1536)])
 def test_a_quantised_mlp_is_the_reference_of_rounded_weights(
     hidden: int, size: int, num_rows: int, level: str, quantization: str

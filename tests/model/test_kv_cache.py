@@ -30,7 +30,7 @@ def test_a_block_is_one_piece_with_all_its_layers() -> None:
     cache = make_cache()
     expected = np.arange(np.prod(SHAPE), dtype=np.float32).reshape(SHAPE)
     for index in range(SHAPE[1]):
-        layer = cache.layer(index)
+        layer = cache.layers[index]
         for part, values in ((layer.keys, expected[:, index, 0]), (layer.values, expected[:, index, 1])):
             part.copy_(torch.from_numpy(values).view(part.shape))
     assert np.array_equal(np.frombuffer(cache.memory, np.float32).reshape(SHAPE), expected)
@@ -44,7 +44,7 @@ def test_bytes_written_to_a_block_are_what_layers_read() -> None:
     block = np.random.default_rng(1).random(SHAPE[1:], dtype=np.float32)
     cache.block_view(BlockId(3))[:] = block.tobytes()
     for index in range(SHAPE[1]):
-        layer = cache.layer(index)
+        layer = cache.layers[index]
         for part, values in ((layer.keys, block[index, 0]), (layer.values, block[index, 1])):
             assert np.array_equal(part[3].numpy().ravel(), values.ravel())
             assert part[[0, 1, 2, 4]].count_nonzero() == 0
@@ -55,10 +55,10 @@ def test_the_layouts_block_bytes_are_the_caches(dtype: str) -> None:
     layout = make_layout(dtype)
     cache = KVCache(layout, 5)
     assert len(cache.memory) == 5 * layout.block_bytes
-    assert cache.layer(0).dtype == TORCH_DTYPES[dtype]
+    assert cache.layers[0].dtype == TORCH_DTYPES[dtype]
     pair = {4: 1, 2: 2}[DTYPE_BYTES[dtype]]
-    assert cache.layer(0).keys.shape == (5, 2, 8 // pair, 4, pair)
-    assert cache.layer(0).values.shape == (5, 2, 4 // pair, 8, pair)
+    assert cache.layers[0].keys.shape == (5, 2, 8 // pair, 4, pair)
+    assert cache.layers[0].values.shape == (5, 2, 4 // pair, 8, pair)
     assert [num_blocks_for(layout, layout.block_bytes * 2 + extra) for extra in (-1, 0, 1)] == [1, 2, 2]
 
 
@@ -71,7 +71,7 @@ def test_a_buffer_larger_than_the_cache_is_used_from_its_start() -> None:
     buffer = mmap.mmap(-1, num_bytes + 100)
     cache = make_cache(buffer)
     assert len(cache.memory) == num_bytes
-    cache.layer(2).values[4, 1, 3, 7] = 1.5
+    cache.layers[2].values[4, 1, 3, 7] = 1.5
     assert np.frombuffer(buffer, np.float32, count=1, offset=num_bytes - 4) == 1.5
     assert not any(buffer[num_bytes:])
 
@@ -84,12 +84,12 @@ def test_what_is_written_to_shared_memory_is_seen_through_another_mapping() -> N
     assert theirs.buf is not None
     try:
         cache = make_cache(ours.buf)
-        cache.layer(1).keys[2] = 7.0
+        cache.layers[1].keys[2] = 7.0
         start = 2 * cache.layout.block_bytes
         seen = np.frombuffer(bytes(theirs.buf[start : start + cache.layout.block_bytes]), np.float32)
         assert (seen.reshape(SHAPE[1:])[1, 0] == 7.0).all()
         theirs.buf[:4] = np.float32(3.0).tobytes()
-        assert cache.layer(0).keys[0, 0, 0, 0, 0] == 3.0
+        assert cache.layers[0].keys[0, 0, 0, 0, 0] == 3.0
         del cache
     finally:
         theirs.close()
@@ -114,7 +114,7 @@ def test_checksums_are_of_each_blocks_bytes() -> None:
     cache.memory[:] = blocks.tobytes()
     checksums = cache.checksums([BlockId(4), BlockId(0)])
     assert checksums == {block: xxhash.xxh3_64_intdigest(blocks[block].tobytes()) for block in (4, 0)}
-    cache.layer(2).values[4, 1, 3, 7] += 1
+    cache.layers[2].values[4, 1, 3, 7] += 1
     changed = cache.checksums([BlockId(4), BlockId(0)])
     assert changed[BlockId(4)] != checksums[BlockId(4)]
     assert changed[BlockId(0)] == checksums[BlockId(0)]

@@ -9,10 +9,8 @@ from common.engine.layers import load_attention, load_mlp, load_norm
 from common.engine.model_config import ModelConfig
 from common.engine.rope import cos_sin_table
 from common.engine.weights import Weights
-from kernels.blocks import Embedding, Head, LinearWeight
+from kernels.blocks import Embedding, Head, LayerWeights, LinearWeight
 from kernels.dispatch import Ops
-from kernels.paged_kv import LayerKV
-from kernels.token_rows import TokenRows
 
 
 class Llama:
@@ -28,9 +26,9 @@ class Llama:
         self._hidden_dtype = ops.hidden_dtype(weights.dtype)
         self._embedding, self._head = _load_ends(weights, config, ops)
         cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len)
-        self._layers = [
-            DecoderLayer(weights, f"model.layers.{index}", config, ops, cos_sin) for index in range(config.num_layers)
-        ]
+        names = (f"model.layers.{index}" for index in range(config.num_layers))
+        # One after the other: what the ops pack is not kept in two forms for the whole model.
+        self._decoder = ops.decoder(load_layer(weights, name, config, ops, cos_sin) for name in names)
         weights.finish(ignored=["lm_head.weight"] if config.tie_word_embeddings else [])
 
     def forward(self, batch: Batch, kv_cache: KVCache) -> Tensor:
@@ -40,10 +38,7 @@ class Llama:
         """
         self._ops.begin_step()
         x = self._embedding(batch.input_ids).to(self._hidden_dtype)
-        residual: Tensor | None = None
-        for index, layer in enumerate(self._layers):
-            x, residual = layer(x, residual, batch.rows, kv_cache.layer(index))
-        assert residual is not None, "a model has layers"
+        x, residual = self._decoder(x, batch.rows, kv_cache.layers)
         rows = batch.sampled_rows
         if len(rows) == 0:
             return torch.empty(0, self._vocab_size)
@@ -61,15 +56,9 @@ def _load_ends(weights: Weights, config: ModelConfig, ops: Ops) -> tuple[Embeddi
     return embedding, ops.head(norm, LinearWeight(weights.take("lm_head.weight", *shape, dtype=linear_dtype)))
 
 
-class DecoderLayer:
-    """Attention and MLP."""
-
-    def __init__(self, weights: Weights, name: str, config: ModelConfig, ops: Ops, cos_sin: Tensor) -> None:
-        norms = f"{name}.input_layernorm", f"{name}.post_attention_layernorm"
-        self._attention = load_attention(weights, norms[0], f"{name}.self_attn", config, ops, cos_sin)
-        self._mlp = load_mlp(weights, norms[1], f"{name}.mlp", config, ops)
-
-    def __call__(self, x: Tensor, residual: Tensor | None, rows: TokenRows, kv: LayerKV) -> tuple[Tensor, Tensor]:
-        """x, residual: [num_tokens, hidden_size]; residual is None in the first layer. Returns both anew."""
-        x, residual = self._attention(x, residual, rows, kv)
-        return self._mlp(x, residual)
+def load_layer(weights: Weights, name: str, config: ModelConfig, ops: Ops, cos_sin: Tensor) -> LayerWeights:
+    norms = f"{name}.input_layernorm", f"{name}.post_attention_layernorm"
+    return LayerWeights(
+        load_attention(weights, norms[0], f"{name}.self_attn", config, ops, cos_sin),
+        load_mlp(weights, norms[1], f"{name}.mlp", config, ops),
+    )

@@ -11,6 +11,7 @@
 #include "vec.h"
 
 constexpr int MAX_ROWS = 8;       // query rows that share a pass over the keys
+constexpr int SCORE_ROWS = fitting(8, 1), VALUE_ROWS = fitting(4, 1);  // of these, that have their sums in registers
 constexpr int TILE_KEYS = 128;    // keys between two corrections of the running maximum
 constexpr int MAX_HEAD_DIM = 256;
 
@@ -48,8 +49,8 @@ struct QueryRows {
 // Products of R rows with N vectors of 16 keys, from `key` of the tile on: enough sums to hide a product's latency.
 // What lies a tile ahead is fetched meanwhile: a head's part of a block is too short for the machine to do it alone.
 template <class T, int R, int N>
-inline void score_keys(const QueryRows& rows, const Cache& cache, const int32_t* table, int head, int start, int key,
-                       int end, float (*scores)[TILE_KEYS]) {
+inline void score_keys(const QueryRows& rows, int row, const Cache& cache, const int32_t* table, int head, int start,
+                       int key, int end, float (*scores)[TILE_KEYS]) {
     const int64_t d_words = cache.head_dim / Words<T>::PAIR;
     const uint32_t *k[N], *next[N];
     for (int n = 0; n < N; n++) {
@@ -67,33 +68,33 @@ inline void score_keys(const QueryRows& rows, const Cache& cache, const int32_t*
             __builtin_prefetch(next[n] + d * cache.block_size);
         }
         for (int r = 0; r < R; r++) {
-            u32x16 broadcast = splat_word(rows.q[r][d]);
+            u32x16 broadcast = splat_word(rows.q[row + r][d]);
             for (int n = 0; n < N; n++) acc[n][r] = Words<T>::dot(acc[n][r], words[n], broadcast);
         }
     }
     for (int n = 0; n < N; n++)
-        for (int r = 0; r < R; r++) store(scores[r] + key + n * LANES, acc[n][r]);
+        for (int r = 0; r < R; r++) store(scores[row + r] + key + n * LANES, acc[n][r]);
 }
 
 // end: of the keys that are looked at.
 template <class T, int R>
-inline void score_tile(const QueryRows& rows, const Cache& cache, const int32_t* table, int head, int start, int end,
-                       float (*scores)[TILE_KEYS]) {
-    constexpr int N = R <= 4 ? 4 : 2;
+inline void score_tile(const QueryRows& rows, int row, const Cache& cache, const int32_t* table, int head, int start,
+                       int end, float (*scores)[TILE_KEYS]) {
+    constexpr int N = fitting(R <= 4 ? 4 : 2, R);
     int key = 0;
     for (; key < TILE_KEYS && start + key + (N - 1) * LANES < end; key += N * LANES)
-        score_keys<T, R, N>(rows, cache, table, head, start, key, end, scores);
+        score_keys<T, R, N>(rows, row, cache, table, head, start, key, end, scores);
     for (; key < TILE_KEYS && start + key < end; key += LANES)
-        score_keys<T, R, 1>(rows, cache, table, head, start, key, end, scores);
+        score_keys<T, R, 1>(rows, row, cache, table, head, start, key, end, scores);
 }
 
 // Hide the products of keys that a row may not see.
 inline void mask_scores(float* scores, int start, int count, int limit) {
-    const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const i32x16 lanes = lane_numbers();
     const f32x16 minus_infinity = splat(-std::numeric_limits<float>::infinity());
     for (int key = std::max(0, limit - start) / LANES * LANES; key < count; key += LANES) {
         i32x16 is_seen = lanes + (start + key) < limit;
-        store(scores + key, is_seen ? load<f32x16>(scores + key) : minus_infinity);
+        store(scores + key, select(is_seen, load<f32x16>(scores + key), minus_infinity));
     }
 }
 
@@ -179,9 +180,10 @@ inline void add_values(QueryRows& rows, int row, const Cache& cache, const int32
 template <class T, int R>
 inline void add_values_all(QueryRows& rows, int row, const Cache& cache, const int32_t* table, int head, int start,
                            int end, const float* corrections, T (*weights)[TILE_KEYS]) {
+    constexpr int C = fitting(4, R);
     int dim = 0;
-    for (; dim + 4 * LANES <= cache.head_dim; dim += 4 * LANES)
-        add_values<T, R, 4>(rows, row, cache, table, head, start, end, dim, corrections, weights);
+    for (; dim + C * LANES <= cache.head_dim; dim += C * LANES)
+        add_values<T, R, C>(rows, row, cache, table, head, start, end, dim, corrections, weights);
     for (; dim < cache.head_dim; dim += LANES)
         add_values<T, R, 1>(rows, row, cache, table, head, start, end, dim, corrections, weights);
 }
@@ -201,14 +203,18 @@ void attend(QueryRows& rows, const Cache& cache, const int32_t* table, int head,
     }
     for (int start = begin; start < end; start += TILE_KEYS) {
         int count = std::min(TILE_KEYS, end - start);
-        score_tile<T, R>(rows, cache, table, head, start, end, scores);
+        for (int r = 0; r + SCORE_ROWS <= R; r += SCORE_ROWS)
+            score_tile<T, SCORE_ROWS>(rows, r, cache, table, head, start, end, scores);
+        if constexpr (R % SCORE_ROWS > 0)
+            score_tile<T, R % SCORE_ROWS>(rows, R - R % SCORE_ROWS, cache, table, head, start, end, scores);
         for (int r = 0; r < R; r++)
             corrections[r] =
                 weigh<T>(rows.max[r], rows.sum[r], rows.limits[r], start, count, scale, scores[r], weights[r]);
-        for (int r = 0; r + 4 <= R; r += 4)
-            add_values_all<T, 4>(rows, r, cache, table, head, start, end, corrections, weights);
-        if constexpr (R % 4 > 0)
-            add_values_all<T, R % 4>(rows, R / 4 * 4, cache, table, head, start, end, corrections, weights);
+        for (int r = 0; r + VALUE_ROWS <= R; r += VALUE_ROWS)
+            add_values_all<T, VALUE_ROWS>(rows, r, cache, table, head, start, end, corrections, weights);
+        if constexpr (R % VALUE_ROWS > 0)
+            add_values_all<T, R % VALUE_ROWS>(rows, R - R % VALUE_ROWS, cache, table, head, start, end, corrections,
+                                              weights);
     }
 }
 

@@ -21,6 +21,16 @@ void run_mlp(Worker& worker, const MlpBlock& block, const float* x, float* resid
     laps.end(Phase::Down);
 }
 
+// Layer after layer; residual: the embeddings.
+template <class T>
+void run_decoder(Worker& worker, int num_layers, const AttentionBlock* const* attention, const MlpBlock* const* mlp,
+                 const Cache* const* caches, const Batch& batch, float* residual, float* attended, float* out) {
+    for (int i = 0; i < num_layers; i++) {
+        run_attention<T>(worker, *attention[i], batch, *caches[i], i ? out : nullptr, residual, attended);
+        run_mlp<T>(worker, *mlp[i], attended, residual, out, batch.num_tokens);
+    }
+}
+
 template <class T>
 void run_head(Worker& worker, const Norm& norm, const Linear& linear, const float* x, float* residual, float* out,
               int count) {
@@ -33,7 +43,7 @@ void run_head(Worker& worker, const Norm& norm, const Linear& linear, const floa
 
 // The first largest value of a row; a NaN is larger than everything.
 void find_largest(const float* row, int64_t size, float& largest, int64_t& index) {
-    const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const i32x16 lanes = lane_numbers();
     const float lowest = -std::numeric_limits<float>::infinity();
     f32x16 most = splat(lowest);
     i32x16 where = lanes, is_nan{};
@@ -41,8 +51,8 @@ void find_largest(const float* row, int64_t size, float& largest, int64_t& index
     for (; i + LANES <= size; i += LANES) {
         f32x16 value = load<f32x16>(row + i);
         i32x16 is_larger = value > most;
-        most = is_larger ? value : most;
-        where = is_larger ? lanes + int32_t(i) : where;
+        most = select(is_larger, value, most);
+        where = select(is_larger, lanes + int32_t(i), where);
         is_nan |= value != value;
     }
     largest = row[0];
@@ -107,6 +117,16 @@ void baton_mlp_bf16(Worker* worker, const MlpBlock* block, const float* x, float
 }
 void baton_mlp_f32(Worker* worker, const MlpBlock* block, const float* x, float* residual, float* out, int count) {
     run_mlp<float>(*worker, *block, x, residual, out, count);
+}
+void baton_decoder_bf16(Worker* worker, int num_layers, const AttentionBlock* const* attention,
+                        const MlpBlock* const* mlp, const Cache* const* caches, const Batch* batch, float* residual,
+                        float* attended, float* out) {
+    run_decoder<bf16>(*worker, num_layers, attention, mlp, caches, *batch, residual, attended, out);
+}
+void baton_decoder_f32(Worker* worker, int num_layers, const AttentionBlock* const* attention,
+                       const MlpBlock* const* mlp, const Cache* const* caches, const Batch* batch, float* residual,
+                       float* attended, float* out) {
+    run_decoder<float>(*worker, num_layers, attention, mlp, caches, *batch, residual, attended, out);
 }
 void baton_norm_linear_bf16(Worker* worker, const Norm* norm, const Linear* linear, const float* x, float* residual,
                             float* out, int count) {

@@ -5,23 +5,22 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
+#include <optional>
 
 #include "pool.h"
 #include "vec.h"
 
 enum Format : int32_t { PLAIN = 0, INT8 = 1, INT4 = 2 };
-constexpr int GROUP = 32;  // inputs that share a scale
 
 // What Python lays out; see ops.py.
 struct Linear {
     const uint32_t* panels;
-    const uint16_t* scales;  // fp16 [num_panels][in / GROUP][2: scale, offset][16]; null for PLAIN
     const float* bias;       // [out] or null
     int64_t in, out;
     int32_t format;
 
     int num_panels() const { return int((out + LANES - 1) / LANES); }
-    int64_t num_groups() const { return in / GROUP; }
 };
 
 // Rows of x as words.
@@ -78,7 +77,7 @@ inline void multiply(const Rows& x, int row, const uint32_t* panel, int64_t pane
 // One row by one panel, a single stream of memory: sums are kept apart by input, as many as hide a product's latency.
 template <class T>
 inline f32x16 multiply_stream(const uint32_t* x, const uint32_t* panel, int64_t k_words) {
-    constexpr int SUMS = 8;
+    constexpr int SUMS = fitting(8, 1);
     f32x16 acc[SUMS] = {};
     int64_t k = 0;
     for (; k + SUMS <= k_words; k += SUMS)
@@ -88,103 +87,12 @@ inline f32x16 multiply_stream(const uint32_t* x, const uint32_t* panel, int64_t 
             acc[i] = Words<T>::dot(acc[i], load<u32x16>(at), splat_word(x[k + i]));
         }
     for (; k < k_words; k++) acc[0] = Words<T>::dot(acc[0], load<u32x16>(panel + k * LANES), splat_word(x[k]));
-    return ((acc[0] + acc[1]) + (acc[2] + acc[3])) + ((acc[4] + acc[5]) + (acc[6] + acc[7]));
+    for (int count = SUMS / 2; count > 0; count /= 2)
+        for (int i = 0; i < count; i++) acc[i] += acc[i + count];
+    return acc[0];
 }
 
-inline f32x16 load_half(const uint16_t* from) {
-#if defined(__AVX512F__)
-    return (f32x16)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
-#elif defined(__F16C__)
-    f32x16 value;
-    __m256 low = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
-    __m256 high = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(from + 8)));
-    std::memcpy(&value, &low, 32);
-    std::memcpy((char*)&value + 32, &high, 32);
-    return value;
-#else
-    f32x16 value;
-    for (int i = 0; i < LANES; i++) value[i] = float(load<_Float16>(from + i));
-    return value;
-#endif
-}
-
-// Four bits a weight: rows of 16 words, a word a column with 8 consecutive inputs; the lower halves of the words have
-// the even ones. 0x4300 is 128 as bf16, whose last mantissa bit is worth 1: or-ing in q makes exactly 128 + q.
-inline u32x16 nibble_pair(u32x16 packed, int pair) { return (packed >> (4 * pair) & 0x000f000fu) | 0x43004300u; }
-
-constexpr int NIBBLE_ROWS = 4;  // rows of words that a group of 32 inputs takes in one plane
-template <Format F>
-constexpr int PLANES = F == INT8 ? 2 : 1;  // int8 is a plane of lower and one of upper nibbles
-template <Format F>
-constexpr int64_t GROUP_WORDS = PLANES<F> * NIBBLE_ROWS * LANES;
-
-// The same for few rows and quantised weights: products with the integers, scaled once a group.
-// sums: [rows][num_groups], of each group's inputs in x
-template <Format F, int MR, int NP>
-inline void multiply_quantised(const Rows& x, int row, const float* sums, const Linear& linear, int panel,
-                               f32x16 (&acc)[MR][NP]) {
-    int64_t num_groups = linear.num_groups();
-    for (auto& line : acc)
-        for (auto& value : line) value = f32x16{};
-    const uint32_t* rows[MR];
-    for (int r = 0; r < MR; r++) rows[r] = x.row(row + r);
-    for (int64_t g = 0; g < num_groups; g++) {
-        f32x16 part[PLANES<F>][MR][NP] = {};
-        for (int i = 0; i < NIBBLE_ROWS; i++) {
-            u32x16 packed[PLANES<F>][NP];
-            for (int plane = 0; plane < PLANES<F>; plane++)
-                for (int p = 0; p < NP; p++) {
-                    const uint32_t* at = linear.panels + ((panel + p) * num_groups + g) * GROUP_WORDS<F> +
-                                         (plane * NIBBLE_ROWS + i) * LANES;
-                    packed[plane][p] = load<u32x16>(at);
-                    __builtin_prefetch(at + 16 * LANES);
-                }
-            for (int j = 0; j < 4; j++)
-                for (int r = 0; r < MR; r++) {
-                    u32x16 broadcast = splat_word(rows[r][g * (GROUP / 2) + i * 4 + j]);
-                    for (int plane = 0; plane < PLANES<F>; plane++)
-                        for (int p = 0; p < NP; p++)
-                            part[plane][r][p] =
-                                Words<bf16>::dot(part[plane][r][p], nibble_pair(packed[plane][p], j), broadcast);
-                }
-        }
-        for (int p = 0; p < NP; p++) {
-            const uint16_t* scales = linear.scales + ((panel + p) * num_groups + g) * 2 * LANES;
-            f32x16 scale = load_half(scales), offset = load_half(scales + LANES);
-            // Each nibble came as 128 + q.
-            f32x16 shift = offset - scale * (F == INT8 ? 128.0f * 17 : 128.0f);
-            for (int r = 0; r < MR; r++) {
-                f32x16 products = F == INT8 ? part[0][r][p] + part[PLANES<F> - 1][r][p] * 16.0f : part[0][r][p];
-                acc[r][p] += scale * products + shift * sums[(row + r) * num_groups + g];
-            }
-        }
-    }
-}
-
-// Quantised panels as bf16 words, for many rows: [num_panels][in / 2][16].
-template <Format F>
-void expand(const Linear& linear, int panel, int num_panels, uint32_t* to) {
-    int64_t num_groups = linear.num_groups();
-    for (int p = panel; p < panel + num_panels; p++)
-        for (int64_t g = 0; g < num_groups; g++) {
-            const uint32_t* from = linear.panels + (p * num_groups + g) * GROUP_WORDS<F>;
-            const uint16_t* scales = linear.scales + (p * num_groups + g) * 2 * LANES;
-            f32x16 scale = load_half(scales), offset = load_half(scales + LANES);
-            for (int i = 0; i < NIBBLE_ROWS; i++)
-                for (int j = 0; j < 4; j++, to += LANES) {
-                    u32x16 q = load<u32x16>(from + i * LANES) >> (4 * j);
-                    u32x16 low = q & 15u, high = q >> 16 & 15u;
-                    if (F == INT8) {
-                        u32x16 upper = load<u32x16>(from + (NIBBLE_ROWS + i) * LANES) >> (4 * j);
-                        low |= (upper & 15u) << 4;
-                        high |= (upper >> 16 & 15u) << 4;
-                    }
-                    f32x16 first = __builtin_convertvector((i32x16)low, f32x16) * scale + offset;
-                    f32x16 second = __builtin_convertvector((i32x16)high, f32x16) * scale + offset;
-                    store(to, round_to_bf16(first) | round_to_bf16(second) << 16);
-                }
-        }
-}
+#include "quantised.h"
 
 // Where results go. emit(row, panel, values): values of NP neighbouring panels; NP is even where Pairs says so.
 struct StoreFloat {
@@ -253,11 +161,13 @@ inline void multiply_rows(const Rows& x, int first_row, int end_row, const uint3
         multiply<T, MR, NP>(x, row, panels, panel_words, k_words, acc);
         for (int r = 0; r < MR; r++) store.template emit<NP>(row + r, panel, acc[r]);
     };
-    constexpr int MR = NP >= 4 ? 4 : NP == 2 ? 10 : 12;
+    constexpr int MR = std::clamp(MAX_SUMS / NP, 1, NP >= 4 ? 4 : NP == 2 ? 10 : 12);
     int row = first_row;
     for (; row + MR <= end_row; row += MR) block.template operator()<MR>(row);
-    for (; MR > 4 && row + 4 <= end_row; row += 4) block.template operator()<4>(row);
-    for (; row + 2 <= end_row; row += 2) block.template operator()<2>(row);
+    if constexpr (MR > 4)
+        for (; row + 4 <= end_row; row += 4) block.template operator()<4>(row);
+    if constexpr (MR > 2)
+        for (; row + 2 <= end_row; row += 2) block.template operator()<2>(row);
     for (; row < end_row; row++) block.template operator()<1>(row);
 }
 
@@ -281,7 +191,7 @@ void multiply_panels(const Rows& x, int first_row, int end_row, const uint32_t* 
         }
         return;
     }
-    if (num_rows <= 4)
+    if (MAX_SUMS >= 16 && num_rows <= 4)
         for (; p + 4 <= end; p += 4)
             multiply_rows<T, 4>(x, first_row, end_row, at(p), panel_words, k_words, p, store);
     for (; p + 2 <= end; p += 2) multiply_rows<T, 2>(x, first_row, end_row, at(p), panel_words, k_words, p, store);
@@ -289,32 +199,41 @@ void multiply_panels(const Rows& x, int first_row, int end_row, const uint32_t* 
         for (; p < end; p++) multiply_rows<T, 1>(x, first_row, end_row, at(p), panel_words, k_words, p, store);
 }
 
-template <Format F, int NP, class Store>
-inline void multiply_few(const Rows& x, const float* sums, const Linear& linear, int panel, const Store& store) {
-    auto block = [&]<int MR>(int row) {
-        f32x16 acc[MR][NP];
-        multiply_quantised<F, MR, NP>(x, row, sums, linear, panel, acc);
-        for (int r = 0; r < MR; r++) store.template emit<NP>(row + r, panel, acc[r]);
-    };
-    int row = 0;
-    for (; row + 2 <= x.count; row += 2) block.template operator()<2>(row);
-    for (; row < x.count; row++) block.template operator()<1>(row);
-}
-
 // Up to this many rows, products with the integers beat expanding panels first.
 constexpr int MAX_FEW_ROWS = 4;
 
+template <Format F, int NP, class Store>
+inline void multiply_few(const FewRows& x, const Linear& linear, int panel, const Store& store) {
+    auto block = [&]<int MR>() {
+        f32x16 acc[MR][NP];
+        if constexpr (MR == 1 || MR * NP > MAX_SUMS) {  // one stream of memory after the other
+            for (int p = 0; p < NP; p++) {
+                f32x16 one[MR][1];
+                multiply_integers<F>(x, panel_at<F>(linear, panel + p), one);
+                for (int r = 0; r < MR; r++) acc[r][p] = one[r][0];
+            }
+        } else {
+            multiply_integers<F>(x, panel_at<F>(linear, panel), acc);
+        }
+        for (int r = 0; r < MR; r++) store.template emit<NP>(r, panel, acc[r]);
+    };
+    static_assert(MAX_FEW_ROWS == 4, "a case for each number of rows");
+    switch (x.count) {
+        case 1: return block.template operator()<1>();
+        case 2: return block.template operator()<2>();
+        case 3: return block.template operator()<3>();
+        default: return block.template operator()<4>();
+    }
+}
+
 template <Format F, class Store>
-void multiply_quantised_panels(const Rows& x, const float* sums, const Linear& linear, int first_row, int end_row,
-                               int panel, int end, const Store& store) {
-    if (sums) {
+void multiply_quantised_panels(const Rows& x, const std::optional<FewRows>& few, const Linear& linear, int first_row,
+                               int end_row, int panel, int end, const Store& store) {
+    if (few) {
         int p = panel;
-        if (F == INT4 && x.count == 1)  // as many sums at a time as hide the latency of a product
-            for (; p + 8 <= end; p += 8) multiply_few<F, 8>(x, sums, linear, p, store);
-        for (; p + 4 <= end; p += 4) multiply_few<F, 4>(x, sums, linear, p, store);
-        for (; p + 2 <= end; p += 2) multiply_few<F, 2>(x, sums, linear, p, store);
+        for (; p + 2 <= end; p += 2) multiply_few<F, 2>(*few, linear, p, store);
         if constexpr (!Store::PAIRS)
-            for (; p < end; p++) multiply_few<F, 1>(x, sums, linear, p, store);
+            for (; p < end; p++) multiply_few<F, 1>(*few, linear, p, store);
         return;
     }
     int64_t k_words = linear.in / 2;
@@ -323,19 +242,9 @@ void multiply_quantised_panels(const Rows& x, const float* sums, const Linear& l
     uint32_t* words = (uint32_t*)(((uintptr_t)buffer.data() + 63) & ~uintptr_t(63));
     for (int p = panel; p < end; p += 2) {
         int count = std::min(2, end - p);
-        expand<F>(linear, p, count, words);
+        expand<F>(panel_at<F>(linear, p), count * linear.in / GROUP, words);
         multiply_panels<bf16>(x, first_row, end_row, words, k_words, p, p + count, store);
     }
-}
-
-inline std::vector<float> sum_groups(const Rows& x, int64_t num_groups) {
-    std::vector<float> sums(x.count * num_groups);
-    for (int r = 0; r < x.count; r++)
-        for (int64_t g = 0; g < num_groups; g++) {
-            u32x16 words = load<u32x16>(x.row(r) + g * (GROUP / 2));
-            sums[r * num_groups + g] = sum(low_half(words) + high_half(words));
-        }
-    return sums;
 }
 
 // T: what x and plain weights are. Tasks are blocks of rows times runs of panels, some 20 to 100 us each.
@@ -348,9 +257,9 @@ void multiply_all(Pool& pool, const Rows& x, const Linear& linear, const Store& 
     int spread = std::clamp(num_panels / (8 * pool.num_threads()) / 8 * 8, 8, 64);
     int per_task = x.count <= 32 ? std::max(least, spread) : 8;
     int num_runs = (num_panels + per_task - 1) / per_task;
-    std::vector<float> sums;
-    if (linear.format != PLAIN && x.count <= MAX_FEW_ROWS) sums = sum_groups(x, linear.num_groups());
-    const float* few = sums.empty() ? nullptr : sums.data();
+    std::optional<FewRows> few;
+    if (linear.format != PLAIN && x.count <= MAX_FEW_ROWS)
+        few = linear.format == INT8 ? FewRows::of<INT8>(x, linear.in) : FewRows::of<INT4>(x, linear.in);
     pool.run(num_row_blocks * num_runs, [&](int task) {
         int panel = task % num_runs * per_task, end = std::min(num_panels, panel + per_task);
         int row = task / num_runs * block_rows, end_row = std::min(x.count, row + block_rows);

@@ -1,4 +1,4 @@
-// Sixteen 32-bit lanes, whatever the instruction set: the compiler splits them where registers are narrower.
+// Arithmetic of sixteen lanes, of fp32 values and of words.
 //
 // A word is what one lane holds of an operand: one fp32 value, or a pair of bf16 values (the lower half first).
 // Weights, keys and values lie in memory as rows of 16 words, so that one operand of a product is loaded as it is
@@ -9,31 +9,11 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__) || defined(__AVX2__)
-#include <immintrin.h>
-#endif
-
-typedef float f32x16 __attribute__((vector_size(64)));
-typedef int32_t i32x16 __attribute__((vector_size(64)));
-typedef uint32_t u32x16 __attribute__((vector_size(64)));
-
-constexpr int LANES = 16;
+#include "lanes.h"
 
 struct bf16 {
     uint16_t bits;
 };
-
-template <class V>
-inline V load(const void* from) {
-    V value;
-    __builtin_memcpy(&value, from, sizeof value);
-    return value;
-}
-
-template <class V>
-inline void store(void* to, V value) {
-    __builtin_memcpy(to, &value, sizeof value);
-}
 
 inline f32x16 splat(float value) { return f32x16{} + value; }
 inline u32x16 splat_word(uint32_t value) { return u32x16{} + value; }
@@ -55,33 +35,11 @@ inline u32x16 round_to_bf16(f32x16 value) {  // the bits of each, in the lower h
     u32x16 bits = (u32x16)value;
     u32x16 rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
     u32x16 quiet = bits >> 16 | 0x40;
-    return (u32x16)(value != value ? (i32x16)quiet : (i32x16)rounded);
+    return select(value != value, quiet, rounded);
 }
 
 inline f32x16 low_half(u32x16 words) { return (f32x16)(words << 16); }
 inline f32x16 high_half(u32x16 words) { return (f32x16)(words & 0xffff0000u); }
-
-inline float sum(f32x16 v) {
-#ifdef __AVX512F__
-    return _mm512_reduce_add_ps((__m512)v);
-#else
-    float total = 0;
-    for (int i = 0; i < LANES; i++) total += v[i];
-    return total;
-#endif
-}
-
-inline float max_of(f32x16 v) {
-#ifdef __AVX512F__
-    return _mm512_reduce_max_ps((__m512)v);
-#else
-    float most = v[0];
-    for (int i = 1; i < LANES; i++) most = v[i] > most ? v[i] : most;
-    return most;
-#endif
-}
-
-inline f32x16 max(f32x16 a, f32x16 b) { return a > b ? a : b; }
 
 constexpr float LOG2_E = 1.44269504f;
 
@@ -132,7 +90,7 @@ template <class T>
 inline f32x16 silu(f32x16 x) {
     f32x16 negative = (f32x16)((u32x16)x | 0x80000000u);
     f32x16 e = exp2_negative<T>(negative * LOG2_E);  // exp(-|x|): no overflow on either side
-    f32x16 sigmoid = (x < 0.0f ? e : splat(1.0f)) * reciprocal<T>(e + 1.0f);
+    f32x16 sigmoid = select(x < 0.0f, e, splat(1.0f)) * reciprocal<T>(e + 1.0f);
     return x * sigmoid;
 }
 
@@ -169,8 +127,7 @@ struct Words<bf16> {
 #ifdef __AVX512BF16__
         store(to, _mm512_cvtneps_pbh((__m512)value));
 #else
-        u32x16 bits = round_to_bf16(value);
-        for (int i = 0; i < LANES; i++) to[i].bits = uint16_t(bits[i]);
+        store_low_halves(to, round_to_bf16(value));
 #endif
     }
     // Two rows of 16, one behind the other: as fast as one of them.
