@@ -11,6 +11,8 @@ _CGROUP_MEMORY = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 _MADV_POPULATE_WRITE = 23
 """Linux 5.14; `mmap` has no name for it."""
+_TOUCHED_AT_ONCE = 1 << 23
+"""Bytes. Meanwhile the process can map nothing else: with 470 MB at once its start waited a second."""
 
 
 def num_available_cores(cpu_max: Path = _CGROUP_CPU_MAX) -> int:
@@ -61,9 +63,11 @@ def touch_pages(memory: memoryview) -> None:
 
     memory: writable, from the start of a page on; what is in it stays
     """
-    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     madvise = ctypes.CDLL(None).madvise  # without the interpreter's lock, unlike mmap's
-    madvise(ctypes.c_void_p(start), ctypes.c_size_t(memory.nbytes), _MADV_POPULATE_WRITE)
+    for start in range(0, memory.nbytes, _TOUCHED_AT_ONCE):
+        size = min(_TOUCHED_AT_ONCE, memory.nbytes - start)
+        madvise(ctypes.c_void_p(address + start), ctypes.c_size_t(size), _MADV_POPULATE_WRITE)
 
 
 def _read_counts(file: Path) -> dict[str, int]:

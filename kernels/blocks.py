@@ -1,4 +1,4 @@
-"""The two halves of a decoder layer, all of them in a row, and the head, each as one op: contract and reference.
+"""Embedding, the two halves of a decoder layer, all layers in a row, and the head: contracts and references.
 
 Between the halves lie exactly the places where a model that is split over devices adds up its parts, so nothing finer
 is ever called by a model, and one that is not split calls all of them at once. The reference is put together from the
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.decode_attention import decode_attention
@@ -76,6 +77,14 @@ class LayerWeights:
     mlp: MLPWeights
 
 
+class Embedding(Protocol):
+    """Hidden states of tokens before the first layer."""
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """token_ids: [num_tokens]. Returns [num_tokens, hidden_size] in the weights' dtype."""
+        ...
+
+
 class AttentionBlock(Protocol):
     """x is what the block before it computed; the sum of all blocks so far travels as the residual."""
 
@@ -110,6 +119,16 @@ class Head(Protocol):
     def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
         """x, residual: [num_rows, hidden_size], may be overwritten. Returns [num_rows, vocab_size] fp32."""
         ...
+
+
+class ReferenceEmbedding:
+    """Written to be read. weight: [vocab_size, hidden_size]."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        return F.embedding(token_ids, self._weight)
 
 
 class ReferenceAttention:

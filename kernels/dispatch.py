@@ -13,6 +13,7 @@ from kernels.blocks import (
     AttentionBlock,
     AttentionWeights,
     Decoder,
+    Embedding,
     Head,
     LayerWeights,
     LinearWeight,
@@ -21,6 +22,7 @@ from kernels.blocks import (
     NormWeight,
     ReferenceAttention,
     ReferenceDecoder,
+    ReferenceEmbedding,
     ReferenceHead,
     ReferenceMLP,
 )
@@ -43,6 +45,14 @@ class Ops(Protocol):
 
     def hidden_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """What hidden states are between blocks, for weights of this dtype."""
+        ...
+
+    def embedding(self, weight: Tensor) -> Embedding:
+        """weight: [vocab_size, hidden_size]."""
+        ...
+
+    def tied(self, norm: NormWeight, weight: Tensor) -> tuple[Embedding, Head]:
+        """Embedding and head with one weight, [vocab_size, hidden_size] as a linear's."""
         ...
 
     def attention(self, weights: AttentionWeights) -> AttentionBlock: ...
@@ -81,11 +91,15 @@ class ReferenceOps:
     """Plain PyTorch, on every device."""
 
     name = "reference"
+    embedding = staticmethod(ReferenceEmbedding)
     attention = staticmethod(ReferenceAttention)
     mlp = staticmethod(ReferenceMLP)
     decoder = staticmethod(ReferenceDecoder)
     head = staticmethod(ReferenceHead)
     argmax = staticmethod(argmax)
+
+    def tied(self, norm: NormWeight, weight: Tensor) -> tuple[Embedding, Head]:
+        return ReferenceEmbedding(weight), ReferenceHead(norm, LinearWeight(weight))
 
     def linear_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return dtype

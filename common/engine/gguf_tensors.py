@@ -35,7 +35,7 @@ class GGUFTensors:
     def __init__(self, gguf: GGUFFile, config: ModelConfig) -> None:
         """Raises: ModelError if the file ends before its tensors do, or has a type that nobody can dequantise."""
         self._config = config
-        self._data = np.memmap(gguf.path, mode="r")
+        self._data = np.memmap(gguf.path, mode="r").view(np.ndarray)  # a memmap runs Python for every slice of it
         self._tensors = {to_hf_name(name): tensor for name, tensor in gguf.tensors.items() if name not in _NOT_WEIGHTS}
         self._shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
         for tensor in self._tensors.values():

@@ -1,7 +1,6 @@
 """Llama, and Mistral without its sliding window: the same computation under two names."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from common.engine.batch import Batch
@@ -10,7 +9,7 @@ from common.engine.layers import load_attention, load_mlp, load_norm
 from common.engine.model_config import ModelConfig
 from common.engine.rope import cos_sin_table
 from common.engine.weights import Weights
-from kernels.blocks import LayerWeights, LinearWeight
+from kernels.blocks import Embedding, Head, LayerWeights, LinearWeight
 from kernels.dispatch import Ops
 
 
@@ -23,20 +22,13 @@ class Llama:
         Raises: ModelError if one is missing, has another shape or is left over.
         """
         self._ops = ops
-        linear_dtype = ops.linear_dtype(weights.dtype)
-        shape = config.vocab_size, config.hidden_size
-        embedding = weights.take("model.embed_tokens.weight", *shape, dtype=linear_dtype)
-        self._embedding = embedding.to(weights.dtype)
-        self._hidden_dtype = ops.hidden_dtype(self._embedding.dtype)
+        self._vocab_size = config.vocab_size
+        self._hidden_dtype = ops.hidden_dtype(weights.dtype)
+        self._embedding, self._head = _load_ends(weights, config, ops)
         cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len)
         names = (f"model.layers.{index}" for index in range(config.num_layers))
         # One after the other: what the ops pack is not kept in two forms for the whole model.
         self._decoder = ops.decoder(load_layer(weights, name, config, ops, cos_sin) for name in names)
-        norm = load_norm(weights, "model.norm", config)
-        if config.tie_word_embeddings:
-            self._head = ops.head(norm, LinearWeight(embedding))
-        else:
-            self._head = ops.head(norm, LinearWeight(weights.take("lm_head.weight", *shape, dtype=linear_dtype)))
         weights.finish(ignored=["lm_head.weight"] if config.tie_word_embeddings else [])
 
     def forward(self, batch: Batch, kv_cache: KVCache) -> Tensor:
@@ -45,12 +37,23 @@ class Llama:
         Returns the logits of the sampled rows, [num_sampled, vocab_size] fp32.
         """
         self._ops.begin_step()
-        x = F.embedding(batch.input_ids, self._embedding).to(self._hidden_dtype)
+        x = self._embedding(batch.input_ids).to(self._hidden_dtype)
         x, residual = self._decoder(x, batch.rows, kv_cache.layers)
         rows = batch.sampled_rows
         if len(rows) == 0:
-            return torch.empty(0, self._embedding.shape[0])
+            return torch.empty(0, self._vocab_size)
         return self._head(x[rows], residual[rows])
+
+
+def _load_ends(weights: Weights, config: ModelConfig, ops: Ops) -> tuple[Embedding, Head]:
+    """What is before the first layer and behind the last."""
+    shape = config.vocab_size, config.hidden_size
+    linear_dtype = ops.linear_dtype(weights.dtype)
+    norm = load_norm(weights, "model.norm", config)
+    if config.tie_word_embeddings:
+        return ops.tied(norm, weights.take("model.embed_tokens.weight", *shape, dtype=linear_dtype))
+    embedding = ops.embedding(weights.take("model.embed_tokens.weight", *shape))
+    return embedding, ops.head(norm, LinearWeight(weights.take("lm_head.weight", *shape, dtype=linear_dtype)))
 
 
 def load_layer(weights: Weights, name: str, config: ModelConfig, ops: Ops, cos_sin: Tensor) -> LayerWeights:
