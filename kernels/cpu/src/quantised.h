@@ -15,9 +15,9 @@ constexpr int PAIRS = 16 / BITS<F>;  // of inputs in a word
 template <Format F>
 constexpr int64_t GROUP_WORDS = (1 + BITS<F>) * LANES;
 
-// How far ahead of their use integers are fetched, in words: 8 KB. A word is more work than one of plain weights, so
-// that the machine itself looks less far ahead. One sequence in int8 on two cores of a Xeon 6 (2026-12): 5.2 ms a step,
-// 5.6 with half of it and 7.1 with a quarter; twice of it is the same within the spread.
+// How far ahead of their use integers are fetched, in words: 8 KB. One sequence in int8 on two cores of a Xeon 6
+// (2026-12), medians of several runs on a machine that drifts: 5.2 to 6.4 ms a step, with half of it 5.6 to 6.6, with a
+// quarter 7.1 to 7.8, with twice of it 5.4 to 5.8.
 constexpr int64_t INTEGERS_AHEAD = 2048;
 
 // Where a pair's integers begin, and the power of two that they come with.
