@@ -37,18 +37,20 @@ class SharedSegment:
     def __init__(self, num_bytes: int) -> None:
         """Raises: ConfigError when there is no shared memory, or not enough."""
         self.name, self._file = _create_locked()
-        self.nonce = secrets.token_hex(16)
         self._path = DIRECTORY / self.name
         try:
+            self.nonce = secrets.token_hex(16)
             # Reserves the pages: without it a full tmpfs kills the process at some later write (SIGBUS).
             os.posix_fallocate(self._file, 0, HEADER_BYTES + num_bytes)
             mapped = mmap.mmap(self._file, HEADER_BYTES + num_bytes)
+            _HEADER.pack_into(mapped, 0, _MAGIC, _VERSION, self.nonce.encode(), num_bytes)
+            self.memory = memoryview(mapped)[HEADER_BYTES:]
         except (OSError, ValueError, OverflowError) as error:
-            self._path.unlink()
-            os.close(self._file)
+            self.close()
             raise ConfigError(f"{DIRECTORY} cannot hold a KV cache of {num_bytes} bytes: {error}") from error
-        _HEADER.pack_into(mapped, 0, _MAGIC, _VERSION, self.nonce.encode(), num_bytes)
-        self.memory = memoryview(mapped)[HEADER_BYTES:]
+        except BaseException:  # to reserve pages takes long, and a worker may be told to stop meanwhile
+            self.close()
+            raise
 
     def close(self) -> None:
         """Remove the segment. Whoever mapped it keeps what they mapped. Call it once."""

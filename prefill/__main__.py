@@ -6,7 +6,7 @@ from queue import SimpleQueue
 from common.config import PrefillCommand
 from common.engine.block_manager import BlockManager
 from common.engine.worker_loop import Stop, WorkerLoop
-from common.engine.worker_main import load_engine, run_until_stopped, watch_gateways
+from common.engine.worker_main import load_engine, run_until_stopped, unwind_on_sigterm, watch_gateways
 from common.errors import ConfigError
 from common.links import Links
 from common.log import set_up_logging
@@ -37,6 +37,7 @@ def run(command: PrefillCommand, channel: SupervisorChannel | None) -> int:
         segments.append(segment)
         return segment.memory
 
+    unwind_on_sigterm()
     try:
         engine = load_engine(Role.PREFILL, command.model, options, channel, allocate)
         inbox: SimpleQueue[LinkEvent | KVReleased | Stop] = SimpleQueue()

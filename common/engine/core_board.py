@@ -9,7 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from common.errors import ConfigError
-from kernels.cpu.cores import CORE_BYTES, MAX_WORKERS, Cores, private_cores, read_homes, write_homes, write_urgency
+from kernels.cpu.cores import (
+    CORE_BYTES,
+    LAYOUT_VERSION,
+    MAX_WORKERS,
+    Cores,
+    private_cores,
+    read_homes,
+    write_homes,
+    write_urgency,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +38,7 @@ class CoreBoard:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with _locked(folder / "board.lock"):
-                self._board = _open_board(folder / f"cores-{num_cores}", num_cores * CORE_BYTES)
+                self._board = _open_board(folder / f"cores-{num_cores}-v{LAYOUT_VERSION}", num_cores * CORE_BYTES)
                 self._worker, self._lock_fd = _take_place(folder)
                 write_homes(self._board, num_cores, self._find_live())
                 write_urgency(self._board, num_cores, self._worker, is_urgent=is_urgent)

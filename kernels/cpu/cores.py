@@ -10,6 +10,8 @@ _CORE = struct.Struct("<QQQI36x")
 _WANTED_AT, _URGENT_AT, _TENANT_AT = 8, 16, 24
 
 CORE_BYTES = _CORE.size
+LAYOUT_VERSION = 2
+"""Of a core: workers that know another layout must not meet on one board."""
 MAX_WORKERS = 64
 """A bit each."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 
+from kvtransfer.shm import DIRECTORY, PREFIX
 from tests.e2e.clients import completion
 from tests.e2e.stack import BATON, Stack
 from tests.e2e.tiny import save_tiny
@@ -50,3 +51,21 @@ def test_without_workers_the_answer_is_503_after_a_bounded_wait(tmp_path: Path) 
         assert f"127.0.0.1:{url.rpartition(':')[2]}" in second.stderr
         gateway.terminate()
         assert gateway.wait(10) == 0
+
+
+def test_a_prefill_worker_that_is_stopped_while_it_loads_leaves_no_shared_memory(tmp_path: Path) -> None:
+    peers = [f"--gateway=ipc://{tmp_path}/gateway", f"--bind=ipc://{tmp_path}/inbox"]
+    command = [sys.executable, str(BATON), "prefill", *peers, "--kv-cache-memory=50MB"]
+    others = set(DIRECTORY.glob(f"{PREFIX}*"))
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as worker:
+        try:
+            while not (segments := set(DIRECTORY.glob(f"{PREFIX}*")) - others):
+                assert worker.poll() is None
+            (segment,) = segments
+            while segment.stat().st_size == 0:  # from here on it is there to stay
+                assert worker.poll() is None
+            worker.terminate()
+            assert worker.wait(30) == 0
+        finally:
+            worker.kill()
+    assert not segment.exists()

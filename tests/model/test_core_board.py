@@ -102,6 +102,14 @@ def test_what_a_dead_worker_had_wanted_or_borrowed_is_forgotten() -> None:
     assert (board[8], board[16], board[24]) == (0b01, 0, 0)
 
 
+def test_a_board_of_workers_that_know_another_layout_is_left_alone(tmp_path: Path) -> None:
+    theirs = tmp_path / "cores-4"
+    theirs.write_bytes(b"\xff" * 4 * 64)
+    ours = CoreBoard(tmp_path, 4, borrows=True, is_urgent=False)
+    assert ours.cores.num_home() == 4
+    assert theirs.read_bytes() == b"\xff" * 4 * 64
+
+
 def test_too_many_workers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_board, "MAX_WORKERS", 1)
     first = CoreBoard(tmp_path, 2, borrows=True, is_urgent=False)

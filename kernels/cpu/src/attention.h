@@ -98,7 +98,7 @@ inline void mask_scores(float* scores, int start, int count, int limit) {
     }
 }
 
-// The same as a number of vectors that the compiler knows, so that it unrolls its loops.
+// Weights of a row's products, of so many vectors that the compiler knows and unrolls; see `weigh`.
 template <class T, int N>
 inline float weigh_vectors(float& running_max, f32x16& running_sum, float scale, const float* scores, T* weights) {
     f32x16 most = load<f32x16>(scores);

@@ -59,7 +59,7 @@ inline void multiply_tile(const uint32_t* x0, const uint32_t* x1, int64_t stride
 
 // Up to 16 rows.
 inline void multiply_half_tile(const uint32_t* x0, int64_t stride, const uint32_t* first, const uint32_t* second,
-                        int64_t k_words, TileSums& sums) {
+                               int64_t k_words, TileSums& sums) {
     for (int64_t k = 0; k < k_words; k += 16) {
         for (int line = 0; line < 16; line++) {
             __builtin_prefetch(first + (k + line) * LANES + AHEAD_WORDS, 0, 2);

@@ -43,7 +43,7 @@ inline f32x16 high_half(u32x16 words) { return (f32x16)(words & 0xffff0000u); }
 
 constexpr float LOG2_E = 1.44269504f;
 
-// 2^x for x <= 0, and at least 2^-126: x = n + f, a polynomial in f, its exponent raised by n. To 2 ulp for fp32;
+// 2^x for x <= 0, and about 0 below 2^-126: x = n + f, a polynomial in f, its exponent raised by n. To 2 ulp for fp32;
 // for bf16 a cubic, fitted over half an octave each side, whose 1e-4 the rounding to bf16 (4e-3) hides.
 template <class T>
 inline f32x16 exp2_negative(f32x16 x) {
