@@ -50,19 +50,22 @@ class GGUFTensors:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self._shapes
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str, rows: range | None = None, columns: range | None = None) -> Tensor:
+        """Rows of queries and keys: whole heads."""
         tensor = self._tensors[name]
         shape = _byte_shape(tensor)
         data = self._data[tensor.offset : tensor.offset + int(np.prod(shape))].reshape(shape)
+        if rows is not None:
+            data = data[rows.start : rows.stop]
         try:
             values = dequantize(data, GGMLQuantizationType(tensor.type_id))
         except NotImplementedError as error:
             raise ModelError(f"tensor {tensor.name}: {error}") from error
+        if columns is not None:
+            values = values[:, columns.start : columns.stop]
         weight = torch.from_numpy(np.require(values, np.float32, ["C", "W"]))
-        if "q_proj" in name:
-            return _undo_rope_order(weight, self._config.num_heads)
-        if "k_proj" in name:
-            return _undo_rope_order(weight, self._config.num_kv_heads)
+        if "q_proj" in name or "k_proj" in name:
+            return _undo_rope_order(weight, self._config.head_dim)
         return weight
 
 
@@ -82,9 +85,9 @@ def _byte_shape(tensor: GGUFTensor) -> tuple[int, ...]:
         raise ModelError(f"tensor {tensor.name}: {error}") from error
 
 
-def _undo_rope_order(weight: Tensor, num_heads: int) -> Tensor:
+def _undo_rope_order(weight: Tensor, head_dim: int) -> Tensor:
     """llama.cpp rotates neighbouring dimensions, so its llama files interleave the two halves of every head's rows.
 
     Source: llama.cpp's convert_hf_to_gguf.py, LlamaModel.permute.
     """
-    return weight.unflatten(0, (num_heads, -1, 2)).transpose(1, 2).flatten(0, 2).contiguous()
+    return weight.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2).contiguous()

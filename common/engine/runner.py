@@ -8,6 +8,7 @@ from common.engine.batch import build_batch
 from common.engine.kv_cache import TORCH_DTYPES, KVCache
 from common.engine.model_config import ModelConfig
 from common.engine.models.llama import Llama
+from common.engine.parallel import whole
 from common.engine.sampler import Sampler
 from common.engine.step import StepPlan, StepResult
 from common.engine.weights import Progress, open_weights
@@ -142,6 +143,6 @@ def load_model(
     except ValueError as error:
         raise ConfigError(str(error)) from error
     try:
-        return Llama(open_weights(files, config, dtype, progress), config, ops, max_model_len), ops
+        return Llama(open_weights(files, config, dtype, whole(config), progress), config, ops, max_model_len), ops
     except ModelError as error:
         raise ModelError(f"model {files.name} ({files.path}): {error}") from error

@@ -41,5 +41,14 @@ class SafetensorsFiles:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self._shapes
 
-    def read(self, name: str) -> Tensor:
-        return self._files[name].get_tensor(name)
+    def read(self, name: str, rows: range | None = None, columns: range | None = None) -> Tensor:
+        if rows is None and columns is None:
+            return self._files[name].get_tensor(name)
+        part = self._files[name].get_slice(name)
+        if columns is None:
+            return part[_slice(rows)]
+        return part[_slice(rows), _slice(columns)]
+
+
+def _slice(indices: range | None) -> slice:
+    return slice(None) if indices is None else slice(indices.start, indices.stop)

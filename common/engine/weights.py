@@ -1,6 +1,7 @@
 """A model's tensors by name, one at a time, from safetensors or GGUF. Names are Hugging Face's in both cases."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from common.engine.gguf_tensors import GGUFTensors
 from common.engine.model_config import ModelConfig
+from common.engine.parallel import Shard
 from common.engine.safetensors_files import SafetensorsFiles
 from common.errors import ModelError
 from common.model_files import ModelFiles
@@ -22,45 +24,74 @@ class TensorSource(Protocol):
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
 
-    def read(self, name: str) -> Tensor:
-        """In the dtype of the file, or fp32 if it is quantised. May be a view of the mapped file."""
+    def read(self, name: str, rows: range | None = None, columns: range | None = None) -> Tensor:
+        """In the dtype of the file, or fp32 if it is quantised. May be a view of the mapped file.
+
+        rows, columns: only these, of the first and second dimension; None: all
+        """
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of a tensor that has num_rows of them."""
+
+    name: str
+    num_rows: int
+    rows: range
+
+
 class Weights:
-    """Hands every tensor out once. Mutable: which ones were taken.
+    """Hands every tensor, or our shard of it, out once. Mutable: which ones were taken.
 
     A model takes what it needs while it is built, packs it and drops it, so that the peak is one layer
     above what the model keeps.
     """
 
-    def __init__(self, source: TensorSource, dtype: torch.dtype, progress: Progress) -> None:
+    def __init__(self, source: TensorSource, dtype: torch.dtype, shard: Shard, progress: Progress) -> None:
         self._source = source
         self._dtype = dtype
+        self._shard = shard
         self._progress = progress
         self._left = dict(source.shapes)
         self._num_tensors = len(self._left)
 
-    def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """A copy of the tensor; dtype: None for the model's.
+    def take(
+        self,
+        name: str,
+        *shape: int,
+        dtype: torch.dtype | None = None,
+        rows: range | None = None,
+        columns: range | None = None,
+    ) -> Tensor:
+        """A copy of the tensor, or of some rows and columns of it.
 
+        shape: of the whole tensor;  dtype: None for the model's
         Raises: ModelError if it is missing or has another shape.
         """
+        self.skip(name, *shape)
+        tensor = self._source.read(name, rows, columns).to(dtype or self._dtype, copy=True)
+        self._progress(1 - len(self._left) / self._num_tensors)
+        return tensor
+
+    def skip(self, name: str, *shape: int) -> None:
+        """Do without a tensor that the model has. Raises: ModelError if it is missing or has another shape."""
         got = self._left.pop(name, None)
         if got is None:
             raise ModelError(f"tensor {name} is missing, wanted shape {list(shape)}")
         if got != shape:
             raise ModelError(f"tensor {name} must have shape {list(shape)}, got {list(got)}")
-        tensor = self._source.read(name).to(dtype or self._dtype, copy=True)
-        self._progress(1 - len(self._left) / self._num_tensors)
-        return tensor
 
-    def take_merged(
-        self, names: Sequence[str], num_rows: Sequence[int], *row_shape: int, dtype: torch.dtype | None = None
-    ) -> Tensor:
-        """Several tensors, one below the other."""
-        rows_of = zip(names, num_rows, strict=True)
-        return torch.cat([self.take(name, rows, *row_shape, dtype=dtype) for name, rows in rows_of])
+    def take_merged(self, parts: Sequence[Part], *row_shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Parts of several tensors, one below the other."""
+        return torch.cat(
+            [self.take(part.name, part.num_rows, *row_shape, dtype=dtype, rows=part.rows) for part in parts]
+        )
+
+    @property
+    def shard(self) -> Shard:
+        """The part of the model that is ours."""
+        return self._shard
 
     @property
     def dtype(self) -> torch.dtype:
@@ -77,10 +108,12 @@ class Weights:
         self._progress(1.0)
 
 
-def open_weights(files: ModelFiles, config: ModelConfig, dtype: torch.dtype, progress: Progress) -> Weights:
+def open_weights(
+    files: ModelFiles, config: ModelConfig, dtype: torch.dtype, shard: Shard, progress: Progress
+) -> Weights:
     """Open the files; tensors are read as they are taken."""
     if files.gguf is not None:
         source: TensorSource = GGUFTensors(files.gguf, config)
     else:
         source = SafetensorsFiles(files.weight_files)
-    return Weights(source, dtype, progress)
+    return Weights(source, dtype, shard, progress)

@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from common.engine.model_config import read_model_config
+from common.engine.parallel import whole
 from common.engine.runner import ModelRunner
 from common.engine.weights import open_weights
 from common.model_files import find_model
@@ -45,7 +46,8 @@ def runner() -> ModelRunner:
 
 def test_every_tensor_equals_the_one_that_transformers_reads(reference_tensors: Mapping[str, Tensor]) -> None:
     files = find_model("")
-    weights = open_weights(files, read_model_config(files), torch.float32, lambda fraction: None)
+    config = read_model_config(files)
+    weights = open_weights(files, config, torch.float32, whole(config), lambda fraction: None)
     for name, expected in reference_tensors.items():
         assert torch.equal(weights.take(name, *expected.shape), expected), name
     weights.finish()

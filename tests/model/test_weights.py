@@ -12,15 +12,19 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from common.engine.gguf_tensors import GGUFTensors
+from common.engine.layers import load_attention, load_mlp
 from common.engine.model_config import ModelConfig, read_model_config
-from common.engine.weights import Weights, open_weights
+from common.engine.parallel import Shard, split_model, whole
+from common.engine.weights import Part, Progress, Weights, open_weights
 from common.errors import ModelError
 from common.gguf_file import GGUFFile, GGUFTensor
-from common.model_files import find_model
+from common.model_files import ModelFiles, find_model
+from kernels.dispatch import ReferenceOps
 from tests import gguf_models
 from tests.model import harness, tiny_models
 
 NUM_TOKENS = 12
+OPS = ReferenceOps()
 
 
 class Tensors:
@@ -30,12 +34,22 @@ class Tensors:
         self._tensors = tensors
         self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
-    def read(self, name: str) -> Tensor:
-        return self._tensors[name]
+    def read(self, name: str, rows: range | None = None, columns: range | None = None) -> Tensor:
+        tensor = self._tensors[name]
+        tensor = tensor if rows is None else tensor[rows.start : rows.stop]
+        return tensor if columns is None else tensor[:, columns.start : columns.stop]
+
+
+ALONE = Shard(0, 1, range(1), range(1), range(1), range(1), (1,))
 
 
 def make_weights(tensors: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> Weights:
-    return Weights(Tensors(tensors), dtype, lambda fraction: None)
+    return Weights(Tensors(tensors), dtype, ALONE, lambda fraction: None)
+
+
+def open_all(files: ModelFiles, report: Progress = lambda fraction: None) -> Weights:
+    config = read_model_config(files)
+    return open_weights(files, config, torch.float32, whole(config), report)
 
 
 def test_a_tensor_is_a_copy_in_the_models_dtype() -> None:
@@ -48,7 +62,8 @@ def test_a_tensor_is_a_copy_in_the_models_dtype() -> None:
 
 def test_merged_tensors_lie_one_below_the_other() -> None:
     weights = make_weights({"a": torch.full((1, 3), 1.0), "b": torch.full((2, 3), 2.0)})
-    assert weights.take_merged(["b", "a"], [2, 1], 3).tolist() == [[2.0] * 3, [2.0] * 3, [1.0] * 3]
+    parts = [Part("b", 2, range(2)), Part("a", 1, range(1))]
+    assert weights.take_merged(parts, 3).tolist() == [[2.0] * 3, [2.0] * 3, [1.0] * 3]
 
 
 def test_missing_misshapen_and_extra_tensors_are_named_with_what_is_wanted() -> None:
@@ -122,7 +137,7 @@ def test_sharded_files_are_one_model(tmp_path: Path) -> None:
     files = find_model(str(tmp_path))
     assert len(files.weight_files) > 2
     fractions: list[float] = []
-    weights = open_weights(files, read_model_config(files), torch.float32, fractions.append)
+    weights = open_all(files, fractions.append)
     for name, expected in model.state_dict().items():
         assert torch.equal(weights.take(name, *expected.shape), expected), name
     weights.finish()
@@ -156,12 +171,51 @@ def test_a_gguf_file_holds_the_tensors_of_the_model_it_was_made_from(variant: st
     model = tiny_models.build(variant)
     path = write_gguf(model, tmp_path / "m.gguf", gguf.GGMLQuantizationType[kind], {})
     files = find_model(str(path))
-    weights = open_weights(files, read_model_config(files), torch.float32, lambda fraction: None)
+    weights = open_all(files)
     stored = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[kind]
     for name, tensor in model.state_dict().items():
         expected = tensor.to(stored).float() if tensor.ndim > 1 else tensor
         assert torch.equal(weights.take(name, *expected.shape), expected), name
     weights.finish()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("kind", ["safetensors", "gguf"])
+def test_a_shard_is_made_of_slices_of_the_models_tensors(size: int, kind: str, tmp_path: Path) -> None:
+    if kind == "gguf":
+        model = tiny_models.build("biases")
+        files = find_model(str(write_gguf(model, tmp_path / "m.gguf", gguf.GGMLQuantizationType.F32, {})))
+    else:
+        model = tiny_models.save("biases", tmp_path)
+        files = find_model(str(tmp_path))
+    config = read_model_config(files)
+    tensors = model.state_dict()
+    layer = "model.layers.1"
+    outs, downs = tensors[f"{layer}.self_attn.o_proj.weight"], tensors[f"{layer}.mlp.down_proj.weight"]
+    for shard in split_model(config, size):
+        weights = open_weights(files, config, torch.float32, shard, lambda fraction: None)
+        attention = load_attention(
+            weights, f"{layer}.input_layernorm", f"{layer}.self_attn", config, OPS, torch.empty(0)
+        )
+        mlp = load_mlp(weights, f"{layer}.post_attention_layernorm", f"{layer}.mlp", config, OPS)
+        qkv = [heads_of(tensors[f"{layer}.self_attn.{name}_proj.weight"], heads) for name, heads in shard_heads(shard)]
+        assert torch.equal(attention.qkv.weight, torch.cat(qkv))
+        assert torch.equal(attention.out.weight, heads_of(outs.T, shard.heads).T)
+        assert (attention.num_heads, attention.num_kv_heads) == (len(shard.heads), len(shard.kv_heads))
+        gate_up = [
+            tensors[f"{layer}.mlp.{name}_proj.weight"][shard.mlp.start : shard.mlp.stop] for name in ("gate", "up")
+        ]
+        assert torch.equal(mlp.gate_up.weight, torch.cat(gate_up))
+        assert torch.equal(mlp.down.weight, downs[:, shard.mlp.start : shard.mlp.stop])
+        assert [block.bias is not None for block in (attention.out, mlp.down)] == [shard.rank == 0] * 2
+
+
+def shard_heads(shard: Shard) -> list[tuple[str, range]]:
+    return [("q", shard.heads), ("k", shard.kv_heads), ("v", shard.kv_heads)]
+
+
+def heads_of(tensor: Tensor, heads: range) -> Tensor:
+    return tensor[heads.start * 16 : heads.stop * 16]
 
 
 def test_a_gguf_file_with_rope_factors_computes_what_its_model_does(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ POLICY = (
     "bench.workload",
     "common.engine.block_manager",
     "common.engine.gateway_watch",
+    "common.engine.parallel",
     "common.engine.step",
     "common.peers",
     "common.service",
