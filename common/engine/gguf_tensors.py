@@ -55,12 +55,14 @@ class GGUFTensors:
         tensor = self._tensors[name]
         shape = _byte_shape(tensor)
         data = self._data[tensor.offset : tensor.offset + int(np.prod(shape))].reshape(shape)
-        if rows is not None:
-            data = data[rows.start : rows.stop]
+        if rows is not None and data.ndim > 1:
+            data, rows = data[rows.start : rows.stop], None  # only what is wanted is dequantised
         try:
             values = dequantize(data, GGMLQuantizationType(tensor.type_id))
         except NotImplementedError as error:
             raise ModelError(f"tensor {tensor.name}: {error}") from error
+        if rows is not None:
+            values = values[rows.start : rows.stop]
         if columns is not None:
             values = values[:, columns.start : columns.stop]
         weight = torch.from_numpy(np.require(values, np.float32, ["C", "W"]))
