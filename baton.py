@@ -4,7 +4,6 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from common.config import (
     COMMANDS,
@@ -29,6 +28,7 @@ from common.config import (
 )
 from common.errors import BatonError, ConfigError, ModelError
 from common.flags import unknown_variables
+from common.program import PROGRAM
 from common.supervisor.channel import SupervisorChannel
 from common.supervisor.policy import UNUSABLE_EXIT_CODE
 
@@ -71,7 +71,7 @@ def _start(command: Command) -> int:
         case ServeCommand():
             from common.supervisor import serve
 
-            return serve.run(command, _program())
+            return serve.run(command, PROGRAM)
         case GatewayCommand():
             from gateway import __main__ as gateway
 
@@ -99,16 +99,11 @@ def _start(command: Command) -> int:
         case BenchGatewayCommand():
             from bench import gateway_bench
 
-            return gateway_bench.run(command, _program())
+            return gateway_bench.run(command, PROGRAM)
         case BenchStepsCommand() | BenchPhasesCommand() | BenchPerplexityCommand() | BenchHandoffCommand():
             from bench.inside import __main__ as inside
 
             return inside.run(command)
-
-
-def _program() -> tuple[str, str]:
-    """What runs `baton`, for commands that start others."""
-    return sys.executable, str(Path(__file__).resolve())
 
 
 def _channel(options: SupervisionOptions) -> SupervisorChannel | None:

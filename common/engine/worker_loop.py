@@ -11,7 +11,7 @@ from common.engine.gateway_watch import GatewayWatch
 from common.engine.pacing import next_start_s
 from common.engine.step import StepPlan, StepResult
 from common.engine.worker import WorkerService
-from common.errors import BatonError
+from common.errors import BatonError, GroupFailed
 from common.ids import PeerId
 from common.service import TICK_S, LinkEvent, LinkFull, Send, Tick
 from common.wire import Control, WorkerStatus
@@ -176,10 +176,12 @@ class WorkerLoop(Generic[EventT, EffectT]):
             self._runner.rest()
 
     def _execute(self, plan: StepPlan) -> StepResult:
-        """A step that breaks ends the requests in it, not the worker."""
+        """A step that breaks ends the requests in it, not the worker. Raises: GroupFailed."""
         started_s = self._clock()
         try:
             return self._runner.execute(plan)
+        except GroupFailed:
+            raise
         except Exception as error:
             logger.exception("a step of %d sequences failed", len(plan.sequences))
             failed = {sequence.key: f"the step failed: {error}" for sequence in plan.sequences}

@@ -1,0 +1,183 @@
+"""A rank of a worker group other than rank 0: it replays rank 0's log, and lives only as long as its group does.
+
+1. `Join` says which rank it is; its shard is loaded, and `Ready` sent.
+2. Each `Step` is computed together with the other ranks; what was sealed in it is answered with checksums.
+3. `Transfer` entries go to this rank's side of the KV transfer, whose events go back.
+4. `Stop` ends it. So do an error of its own, which it reports, and the end or the silence of rank 0.
+"""
+
+import logging
+import os
+import select
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Protocol
+
+from common.config import WorkerCommand
+from common.engine.collectives import find_meeting, join
+from common.engine.loading import Allocate, LoadedShard, ModelPlan, load_shard, plan_model
+from common.engine.parallel import Shard
+from common.engine.rank_channel import (
+    Applied,
+    Entry,
+    Failed,
+    Join,
+    RankChannel,
+    Ready,
+    Reply,
+    Rest,
+    Sealed,
+    Step,
+    Stop,
+    Transfer,
+    to_plan,
+)
+from common.engine.runner import ModelRunner
+from common.engine.worker_group import BEAT_S, SILENT_S
+from common.errors import BatonError, ConfigError, ModelError
+from common.ids import PeerId
+from common.machine import num_available_cores
+from common.wire import Role
+from kernels.cpu.group import GroupMemory
+from kernels.group import GroupBroken
+
+logger = logging.getLogger(__name__)
+
+LEAVE_S = 1.0
+"""From the end of the group to the end of this process, whatever it is stuck in."""
+
+LogEnd = RankChannel[Reply, Entry]
+
+
+class RankTransfer(Protocol):
+    """This rank's side of the KV transfer."""
+
+    @property
+    def shard(self) -> bytes:
+        """What rank 0 is told of it, encoded."""
+        ...
+
+    def apply(self, effect: bytes) -> None:
+        """Never blocks."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class NoTransfer:
+    """Of a worker that hands nothing over."""
+
+    shard = b""
+
+    def apply(self, effect: bytes) -> None:
+        raise AssertionError(f"this worker has no KV transfer, got {effect!r}")
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class RankPart:
+    """What a rank has loaded. peer: of its side of the KV transfer."""
+
+    peer: PeerId
+    plan: ModelPlan
+    shard: Shard
+    own: LoadedShard
+
+
+def run_rank(
+    role: Role, command: WorkerCommand, allocate: Allocate, make_transfer: Callable[[RankPart], RankTransfer | None]
+) -> int:
+    """Replay rank 0's log until it ends; return the exit code. make_transfer: given our part, once it is loaded."""
+    channel: LogEnd = RankChannel(socket.socket(fileno=command.rank.rank_fd), Entry)
+    joined = channel.receive()
+    if not isinstance(joined, Join):
+        raise ConfigError(f"rank_fd must be the log of a rank, got {joined} from it")
+    memory = GroupMemory(joined.memory_fd, command.worker.tensor_parallel_size)
+    RankWatch(channel, memory, joined.rank)
+    try:
+        part = _load(role, command, joined, memory, allocate)
+        with closing(make_transfer(part) or NoTransfer()) as transfer:
+            channel.send(Ready(transfer.shard))
+            return _replay(channel, part.own, transfer)
+    except GroupBroken as error:
+        logger.info("the group is broken: %s", error)
+    except (BrokenPipeError, ConnectionResetError):
+        logger.info("rank 0 is gone")
+    except Exception as error:
+        logger.log(logging.ERROR, "this rank has failed: %s", error, exc_info=not isinstance(error, BatonError))
+        channel.send(Failed(str(error), is_unusable=isinstance(error, ConfigError | ModelError)))
+    finally:
+        memory.abort()
+    return 1
+
+
+def _load(role: Role, command: WorkerCommand, joined: Join, memory: GroupMemory, allocate: Allocate) -> RankPart:
+    """Raises: ConfigError, ModelError, GroupBroken."""
+    worker, rank = command.worker, joined.rank
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: rank 0 drains, and tells us when to stop
+    plan = plan_model(command.model, worker.block_size, worker.tensor_parallel_size)
+    group = join(find_meeting(joined.torch_port, memory.size), memory, rank, worker.cores or num_available_cores())
+    own = load_shard(plan, rank, joined.num_blocks, role, command, allocate, group=group)
+    return RankPart(PeerId(f"{joined.peer}/{rank}"), plan, plan.shards[rank], own)
+
+
+def _replay(channel: LogEnd, own: LoadedShard, transfer: RankTransfer) -> int:
+    while (entry := channel.receive()) is not None:
+        match entry:
+            case Step():
+                _compute(channel, own.runner, entry)
+            case Rest():
+                own.runner.rest()
+            case Transfer(effect, is_answered):
+                transfer.apply(effect)
+                if is_answered:
+                    channel.send(Applied())
+            case Stop():
+                return 0
+            case Join():
+                raise AssertionError("a rank joins once")
+    logger.info("rank 0 is gone")
+    return 1
+
+
+def _compute(channel: LogEnd, runner: ModelRunner, step: Step) -> None:
+    plan = to_plan(step)
+    checksums = runner.follow(plan)
+    sealed = [block_id for sequence in plan.sequences for block_id in sequence.seal]
+    if sealed:
+        channel.send(Sealed([list(checksums[block_id]) for block_id in sealed]))
+
+
+class RankWatch:
+    """A thread that says that this rank lives, and ends it when rank 0 is gone or silent.
+
+    The main thread may be in the middle of a step, which it leaves when the group is aborted, or still be loading:
+    SIGTERM unwinds it.
+    """
+
+    def __init__(self, channel: LogEnd, memory: GroupMemory, rank: int) -> None:
+        self._channel = channel
+        self._memory = memory
+        self._rank = rank
+        threading.Thread(target=self._run, name="rank watch", daemon=True).start()
+
+    def _run(self) -> None:
+        hang_up = select.poll()
+        hang_up.register(self._channel.fileno, select.POLLRDHUP)
+        while not hang_up.poll(BEAT_S * 1000):
+            self._memory.beat(self._rank)
+            if 0 in self._memory.silent_ranks(SILENT_S):
+                logger.error("rank 0 was silent for %s s", SILENT_S)
+                break
+        self._memory.abort()
+        self._channel.close()
+        threading.main_thread().join(LEAVE_S / 2)
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.main_thread().join(LEAVE_S / 2)
+        os._exit(1)
