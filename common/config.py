@@ -154,7 +154,9 @@ class WorkerOptions:
     ] = 1
     collectives: Annotated[
         Literal["auto", "shm", "gloo"],
-        Flag(help="how a worker's processes add up what they computed; shm: native; gloo: PyTorch's; auto: shm if it is there"),
+        Flag(
+            help="how a worker's processes add up what they computed; shm: native; gloo: PyTorch's; auto: shm if it is there"
+        ),
     ] = "auto"
     drain_timeout: Annotated[
         float, Flag(help="after SIGTERM, for running requests to end", unit="s", at_least=0, wiring=True)

@@ -48,6 +48,14 @@ def decode_from_rank(data: bytes) -> RankMessage:
         raise WireError(f"a message between ranks: {error}") from error
 
 
+def decode_shard(data: bytes) -> KVShard:
+    """What a rank's `RankSide.shard` says. Raises: WireError."""
+    shard = decode_from_rank(data)
+    if not isinstance(shard, KVShard):
+        raise WireError(f"a rank has a shard of the cache, got {type(shard).__name__}")
+    return shard
+
+
 class GroupSender:
     """Rank 0's `KVSender`.
 
@@ -142,6 +150,10 @@ class GroupReceiver:
             self._deliver(PullFinished(event.key, pull.error, pull.num_bytes))
         elif is_first_error:
             self.apply(AbortPull(event.key))
+
+    @property
+    def is_alive(self) -> bool:
+        return self._own.is_alive
 
     def counters(self) -> dict[str, float]:
         """Rank 0's own: ranks pull alike."""

@@ -67,5 +67,3 @@ def _find_homes(shards: Sequence[Shard]) -> list[tuple[int, int]]:
         for place, head in enumerate(shard.kv_heads):
             homes.setdefault(head, (shard.rank, place))
     return [homes[head] for head in range(len(homes))]
-
-

@@ -34,6 +34,8 @@ from common.engine.rank_channel import (
     Step,
     Stop,
     Transfer,
+    TransferEvent,
+    end_of_rank,
     to_plan,
 )
 from common.engine.runner import ModelRunner
@@ -91,10 +93,16 @@ class RankPart:
 
 
 def run_rank(
-    role: Role, command: WorkerCommand, allocate: Allocate, make_transfer: Callable[[RankPart], RankTransfer | None]
+    role: Role,
+    command: WorkerCommand,
+    allocate: Allocate,
+    make_transfer: Callable[[RankPart, Callable[[TransferEvent], None]], RankTransfer],
 ) -> int:
-    """Replay rank 0's log until it ends; return the exit code. make_transfer: given our part, once it is loaded."""
-    channel: LogEnd = RankChannel(socket.socket(fileno=command.rank.rank_fd), Entry)
+    """Replay rank 0's log until it ends; return the exit code.
+
+    make_transfer: given our part, once it is loaded, and what reports to rank 0
+    """
+    channel = end_of_rank(socket.socket(fileno=command.rank.rank_fd))
     joined = channel.receive()
     if not isinstance(joined, Join):
         raise ConfigError(f"rank_fd must be the log of a rank, got {joined} from it")
@@ -102,7 +110,7 @@ def run_rank(
     RankWatch(channel, memory, joined.rank)
     try:
         part = _load(role, command, joined, memory, allocate)
-        with closing(make_transfer(part) or NoTransfer()) as transfer:
+        with closing(make_transfer(part, channel.send)) as transfer:
             channel.send(Ready(transfer.shard))
             return _replay(channel, part.own, transfer)
     except GroupBroken as error:

@@ -97,19 +97,19 @@ class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 Entry = Join | Step | Rest | Transfer | Stop
 Reply = Ready | Sealed | Applied | TransferEvent | Failed
 
-Sent = TypeVar("Sent", Entry, Reply)
-Received = TypeVar("Received", Entry, Reply)
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
 
 
 class RankChannel(Generic[Sent, Received]):
     """One end. Any thread may send, one receives."""
 
-    def __init__(self, end: socket.socket, received: type[Received]) -> None:
-        """Owns the socket from now on, a stream; received: the union of what the other end says."""
+    def __init__(self, end: socket.socket, decoder: "msgspec.msgpack.Decoder[Received]") -> None:
+        """Owns the socket from now on, a stream."""
         self._socket = end
         self._lock = threading.Lock()
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(received)
+        self._decoder = decoder
 
     def send(self, message: Sent) -> None:
         """Blocks while the other end does not read. Raises: OSError when it is gone."""
@@ -152,17 +152,27 @@ class RankChannel(Generic[Sent, Received]):
             self._socket.shutdown(socket.SHUT_RDWR)
 
 
+def end_of_rank_0(end: socket.socket) -> RankChannel[Entry, Reply]:
+    return RankChannel(end, msgspec.msgpack.Decoder(Reply))
+
+
+def end_of_rank(end: socket.socket) -> RankChannel[Reply, Entry]:
+    return RankChannel(end, msgspec.msgpack.Decoder(Entry))
+
+
 def to_step(plan: StepPlan) -> Step:
-    return Step([
-        StepPart(
-            token_ids=list(sequence.token_ids),
-            start=sequence.start,
-            block_table=list(sequence.block_table),
-            is_sampled=sequence.sampling is not None,
-            seal=list(sequence.seal),
-        )
-        for sequence in plan.sequences
-    ])
+    return Step(
+        [
+            StepPart(
+                token_ids=list(sequence.token_ids),
+                start=sequence.start,
+                block_table=list(sequence.block_table),
+                is_sampled=sequence.sampling is not None,
+                seal=list(sequence.seal),
+            )
+            for sequence in plan.sequences
+        ]
+    )
 
 
 _SAMPLED = SamplingParams(max_tokens=1, temperature=0.0)

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import TypeVar
 
-from common.engine.rank_channel import Entry, Failed, Join, RankChannel, Ready, Reply, Stop, TransferEvent
+from common.engine.rank_channel import Entry, Failed, Join, RankChannel, Ready, Reply, Stop, TransferEvent, end_of_rank_0
 from common.errors import BatonError, ConfigError, GroupFailed
+from common.supervisor.policy import describe_exit
 from kernels.cpu.group import GroupMemory
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class WorkerGroup:
     """All ranks but rank 0, which is this process. Close it in any case.
 
     memory:             shared with them
-    on_transfer_event:  takes what a rank's side of the KV transfer reports, with its rank; called in other threads
+    on_transfer_event:  takes what a rank's side of the KV transfer reports; called in other threads
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class WorkerGroup:
         join: what a rank is told first, given its number and the shared memory's descriptor
         """
         self.memory = GroupMemory.create(size)
-        self.on_transfer_event: Callable[[int, bytes], None] = _unexpected
+        self.on_transfer_event: Callable[[bytes], None] = _unexpected
         self._failure: BatonError | None = None
         self._has_failed = threading.Event()
         self._lock = threading.Lock()
@@ -91,7 +92,7 @@ class WorkerGroup:
         with theirs:
             fds = [theirs.fileno(), self.memory.fd]
             process = subprocess.Popen(argv(number, fds[0]), env=environ, pass_fds=fds, stdin=subprocess.DEVNULL)
-        return _Rank(number, process, RankChannel(ours, Reply))
+        return _Rank(number, process, end_of_rank_0(ours))
 
     def wait_until_ready(self) -> list[bytes]:
         """Block until all have loaded their shards; returns what their sides of the KV transfer say of themselves.
@@ -150,7 +151,7 @@ class WorkerGroup:
         while (reply := rank.channel.receive()) is not None:
             match reply:
                 case TransferEvent(event):
-                    self.on_transfer_event(rank.number, event)
+                    self.on_transfer_event(event)
                 case Failed(reason, is_unusable):
                     text = f"rank {rank.number} of {self.size}: {reason}"
                     self._fail(ConfigError(text) if is_unusable else GroupFailed(text))
@@ -162,7 +163,8 @@ class WorkerGroup:
     def _lose(self, rank: _Rank) -> None:
         with suppress(subprocess.TimeoutExpired):  # its sockets close a moment before it can be waited for
             rank.process.wait(LEAVE_S / 2)
-        ended = {None: "cannot be reached"}.get(rank.process.returncode, f"ended with code {rank.process.returncode}")
+        code = rank.process.returncode
+        ended = "cannot be reached" if code is None else describe_exit(code)
         self.break_up(f"rank {rank.number} of {self.size} {ended}")
 
     def _beat_and_watch(self) -> None:
@@ -193,5 +195,5 @@ class WorkerGroup:
             self._watch.join()
 
 
-def _unexpected(rank: int, event: bytes) -> None:
-    raise AssertionError(f"rank {rank} has no KV transfer, and reports {event!r}")
+def _unexpected(event: bytes) -> None:
+    raise AssertionError(f"a rank reports {event!r}, and nobody has asked it")
