@@ -24,7 +24,7 @@ def run(command: DecodeCommand, channel: SupervisorChannel | None) -> int:
     engine = load_engine(Role.DECODE, command.model, options, channel, lambda _: None)
     inbox: SimpleQueue[LinkEvent | PullFinished | Stop] = SimpleQueue()
     puller = KVPuller(
-        *(engine.peer, engine.cache.memory, engine.layout, inbox.put),
+        *(engine.peer, engine.cache.memory, engine.layout, range(engine.layout.num_kv_heads), inbox.put),
         *(transfer.kv_transport, transfer.pull_timeout),
     )
     links = Links(engine.peer, options.bind, options.advertise_host, lambda _: loop.current_status(), inbox.put)

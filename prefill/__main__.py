@@ -8,6 +8,7 @@ from common.engine.block_manager import BlockManager
 from common.engine.worker_loop import Stop, WorkerLoop
 from common.engine.worker_main import load_engine, run_until_stopped, unwind_on_sigterm, watch_gateways
 from common.errors import ConfigError
+from common.kv_source import KVSource
 from common.links import Links
 from common.log import set_up_logging
 from common.service import LinkEvent
@@ -43,9 +44,10 @@ def run(command: PrefillCommand, channel: SupervisorChannel | None) -> int:
         inbox: SimpleQueue[LinkEvent | KVReleased | Stop] = SimpleQueue()
         segment = segments[0] if segments else None
         server = KVServer(
-            *(engine.peer, engine.cache.memory, engine.layout, inbox.put),
+            *(engine.peer, engine.cache.memory, engine.layout, 0, inbox.put),
             *(transfer.data_bind, options.advertise_host, segment),
         )
+        source = KVSource(peer=engine.peer, layout=engine.layout, num_blocks=engine.num_blocks, shards=(server.shard,))
         links = Links(engine.peer, options.bind, options.advertise_host, lambda _: loop.current_status(), inbox.put)
         blocks = BlockManager(engine.num_blocks, engine.layout.block_size)
         scheduler = PrefillScheduler(
@@ -55,7 +57,7 @@ def run(command: PrefillCommand, channel: SupervisorChannel | None) -> int:
             lease_s=transfer.kv_lease,
         )
         loop: WorkerLoop[KVReleased, SenderEffect] = WorkerLoop(
-            PrefillService(engine.identity(links.address), server.source, blocks, scheduler),
+            PrefillService(engine.identity(links.address), source, blocks, scheduler),
             engine.runner,
             inbox=inbox,
             send=links.send,

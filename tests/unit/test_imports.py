@@ -50,6 +50,7 @@ POLICY = (
     "gateway.life",
     "gateway.requests",
     "gateway.router",
+    "kvtransfer.reshard",
     "prefill.scheduler",
     "prefill.service",
 )
