@@ -5,8 +5,8 @@ from enum import StrEnum
 
 from common.errors import RequestError
 from common.ids import PeerId, RequestId
+from common.kv_source import KVDescriptor
 from common.sampling import SamplingParams
-from common.wire import KVDescriptor
 
 
 class Phase(StrEnum):

@@ -174,12 +174,12 @@ def _decode_rows(num_rows: int, context: int) -> tuple[TokenRows, int]:
 
 
 def _random_kv(num_blocks: int, sizes: Sizes, dtype: torch.dtype) -> LayerKV:
-    """One layer's blocks, keys and values of a block one behind the other, in huge pages as a worker's cache."""
+    """One layer's blocks, keys and values of a head one behind the other, in huge pages as a worker's cache."""
     pair, size = values_per_word(dtype), sizes.head_dim
-    shape = (num_blocks, 2, sizes.kv_heads, _BLOCK_SIZE * size)
+    shape = (num_blocks, sizes.kv_heads, 2, _BLOCK_SIZE * size)
     blocks = HugeMemory().zeros(shape, dtype).copy_(torch.randn(shape))
-    keys = blocks[:, 0].unflatten(2, (size // pair, _BLOCK_SIZE, pair))
-    return LayerKV(keys, blocks[:, 1].unflatten(2, (_BLOCK_SIZE // pair, size, pair)))
+    keys = blocks[:, :, 0].unflatten(2, (size // pair, _BLOCK_SIZE, pair))
+    return LayerKV(keys, blocks[:, :, 1].unflatten(2, (_BLOCK_SIZE // pair, size, pair)))
 
 
 @torch.inference_mode()

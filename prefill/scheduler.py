@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from common.engine.block_manager import BlockHash, BlockManager, hash_blocks
 from common.engine.step import ScheduledSequence, StepPlan, StepResult
 from common.ids import BlockId, PeerId, SequenceKey
+from common.kv_layout import HeadChecksums
 from common.sampling import Finish, SamplingParams, check_finish
 from common.wire import PrefillRequest
 
@@ -35,7 +36,7 @@ class PrefillSequence:
     hashes: list[BlockHash]
     token_ids: tuple[int, ...]
     block_table: list[BlockId] = field(default_factory=list[BlockId])
-    checksums: list[int] = field(default_factory=list[int])
+    checksums: list[HeadChecksums] = field(default_factory=list[HeadChecksums])
     num_computed: int = 0
     num_cached: int = 0
     lease_until_s: float = 0.0
@@ -231,7 +232,7 @@ class PrefillScheduler:
         self._blocks.share(cached)
         fresh = self._blocks.num_blocks_for(len(sequence.token_ids)) - len(cached)
         sequence.block_table = cached + self._blocks.allocate(fresh)
-        sequence.checksums = [self._blocks.checksum(block_id) for block_id in cached]
+        sequence.checksums = [self._blocks.checksums(block_id) for block_id in cached]
         sequence.num_computed = sequence.num_cached = len(cached) * self._blocks.block_size
         self._running[sequence.key] = sequence
 
@@ -287,11 +288,11 @@ class PrefillScheduler:
 
     def _seal(self, sequence: PrefillSequence, planned: ScheduledSequence, result: StepResult) -> None:
         for block_id in planned.seal:
-            index, checksum = len(sequence.checksums), result.checksums[block_id]
+            index, checksums = len(sequence.checksums), result.checksums[block_id]
             assert sequence.block_table[index] == block_id
-            sequence.checksums.append(checksum)
+            sequence.checksums.append(checksums)
             if index < len(sequence.hashes):
-                self._blocks.seal(block_id, sequence.hashes[index], checksum)
+                self._blocks.seal(block_id, sequence.hashes[index], checksums)
 
     def _finish(self, sequence: PrefillSequence, token_id: int, now: float) -> Prefilled:
         finish = check_finish(sequence.sampling, (*sequence.output_token_ids, token_id))

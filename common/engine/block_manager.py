@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 from common.ids import BlockId
+from common.kv_layout import HeadChecksums
 
 BlockHash = bytes
 HASH_BYTES = 16
@@ -51,7 +52,7 @@ class BlockManager:
         self._free = deque(BlockId(index) for index in range(num_blocks))
         self._cached: OrderedDict[BlockId, None] = OrderedDict()
         self._hashes: dict[BlockId, BlockHash] = {}
-        self._checksums: dict[BlockId, int] = {}
+        self._checksums: dict[BlockId, HeadChecksums] = {}
         self._by_hash: dict[BlockHash, BlockId] = {}
 
     @property
@@ -106,16 +107,16 @@ class BlockManager:
         self._checksums.pop(block_id, None)
         del self._by_hash[block_hash]
 
-    def seal(self, block_id: BlockId, block_hash: BlockHash, checksum: int) -> None:
+    def seal(self, block_id: BlockId, block_hash: BlockHash, checksums: HeadChecksums) -> None:
         """Make an owned, full block shareable. If another block has this content already, that one stays shared."""
         assert self._refs[block_id] > 0, f"block {block_id} is sealed by nobody who owns it"
         if block_hash in self._by_hash:
             return
         self._by_hash[block_hash] = block_id
         self._hashes[block_id] = block_hash
-        self._checksums[block_id] = checksum
+        self._checksums[block_id] = checksums
 
-    def checksum(self, block_id: BlockId) -> int:
+    def checksums(self, block_id: BlockId) -> HeadChecksums:
         """Of a sealed block that `match` found."""
         return self._checksums[block_id]
 

@@ -53,8 +53,9 @@ class CacheStruct(Structure):
 
     _fields_ = (
         ("data", c_void_p),
-        ("block_bytes", c_int64),
-        ("head_bytes", c_int64),
+        ("block_stride", c_int64),
+        ("head_stride", c_int64),
+        ("values_offset", c_int64),
         ("num_kv_heads", c_int32),
         ("block_size", c_int32),
         ("head_dim", c_int32),

@@ -359,9 +359,15 @@ def _batch_struct(rows: TokenRows) -> BatchStruct:
 
 
 def _cache_struct(kv: LayerKV) -> CacheStruct:
-    """Keys and values of a block lie one behind the other."""
-    head_bytes = kv.block_size * kv.head_dim * kv.dtype.itemsize
-    assert kv.values.data_ptr() - kv.keys.data_ptr() == kv.num_kv_heads * head_bytes
-    assert kv.keys[0].is_contiguous(), "a head's keys are one piece"
-    block_bytes = kv.keys.stride(0) * kv.dtype.itemsize
-    return CacheStruct(kv.keys.data_ptr(), block_bytes, head_bytes, kv.num_kv_heads, kv.block_size, kv.head_dim)
+    assert kv.keys[0, 0].is_contiguous(), "a head's keys are one piece"
+    assert kv.values[0, 0].is_contiguous(), "a head's values are one piece"
+    strides = kv.keys.stride()[:2]
+    assert kv.values.stride()[:2] == strides, "keys and values lie alike"
+    return CacheStruct(
+        kv.keys.data_ptr(),
+        *(stride * kv.dtype.itemsize for stride in strides),
+        kv.values.data_ptr() - kv.keys.data_ptr(),
+        kv.num_kv_heads,
+        kv.block_size,
+        kv.head_dim,
+    )

@@ -10,7 +10,7 @@ from common.ids import BlockId
 
 def seal_all(blocks: BlockManager, block_ids: list[BlockId], token_ids: list[int]) -> None:
     for block_id, block_hash in zip(block_ids, hash_blocks(token_ids, blocks.block_size), strict=False):
-        blocks.seal(block_id, block_hash, checksum=block_id)
+        blocks.seal(block_id, block_hash, checksums=(block_id,))
 
 
 def test_released_blocks_are_found_again_by_their_tokens() -> None:

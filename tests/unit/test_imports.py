@@ -51,6 +51,7 @@ POLICY = (
     "gateway.life",
     "gateway.requests",
     "gateway.router",
+    "kvtransfer.reshard",
     "prefill.scheduler",
     "prefill.service",
 )
