@@ -155,7 +155,7 @@ class WorkerOptions:
     collectives: Annotated[
         Literal["auto", "shm", "gloo"],
         Flag(
-            help="how a worker's processes add up what they computed; shm: native; gloo: PyTorch's; auto: shm if it is there"
+            help="how a worker's processes add up their parts; shm: native; gloo: PyTorch's; auto: shm if it is there"
         ),
     ] = "auto"
     drain_timeout: Annotated[

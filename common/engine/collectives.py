@@ -1,7 +1,8 @@
 """How the ranks of a worker group come together for their collectives."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from torch._C._distributed_c10d import TCPStore  # torch.distributed has it, but does not say so
 
 from common.errors import ConfigError
 from kernels.cpu.group import GroupMemory, NativeGroup
@@ -9,18 +10,15 @@ from kernels.cpu.library import NoNativeOps, best_library
 from kernels.group import Group
 from kernels.torch_group import TorchGroup, connect, listen
 
-if TYPE_CHECKING:
-    from torch.distributed import TCPStore
-
 CALL_TIMEOUT_S = 60.0
-"""Of torch.distributed. A rank that is gone is noticed at once, and one that is silent is ended by its group's watch."""
+"""Of torch.distributed. A rank that is gone is noticed at once; one that is silent is ended by its group's watch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
     """Where ranks meet, as rank 0 chose it. store: of torch.distributed; None: in the group's shared memory."""
 
-    store: "TCPStore | None"
+    store: TCPStore | None
 
     @property
     def port(self) -> int:

@@ -1,6 +1,6 @@
 """Runs step plans on all ranks of a worker group: rank 0's side."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from common.engine.parallel import Shard
@@ -9,6 +9,7 @@ from common.engine.runner import ModelRunner
 from common.engine.step import StepPlan, StepResult
 from common.engine.worker_group import WorkerGroup
 from common.ids import BlockId
+from common.kv_layout import HeadChecksums
 from kernels.group import GroupBroken
 
 
@@ -19,7 +20,7 @@ class GroupRunner:
         """runner: of our own part;  shards: of all ranks."""
         self._runner = runner
         self._group = group
-        self._homes = _find_homes(shards)
+        self._homes = find_homes(shards)
         self._is_resting = False
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -36,8 +37,7 @@ class GroupRunner:
             raise self._group.failure() from error
         return replace(result, checksums=self._merge(plan, result.checksums))
 
-    def _merge(self, plan: StepPlan, own: dict[BlockId, tuple[int, ...]]) -> dict[BlockId, tuple[int, ...]]:
-        """Checksums of all KV heads, each from the first rank that has it."""
+    def _merge(self, plan: StepPlan, own: Mapping[BlockId, HeadChecksums]) -> dict[BlockId, HeadChecksums]:
         sealed = [block_id for sequence in plan.sequences for block_id in sequence.seal]
         if not sealed:
             return {}
@@ -60,8 +60,8 @@ class GroupRunner:
         return {**self._runner.counters(), "ranks": float(self._group.size)}
 
 
-def _find_homes(shards: Sequence[Shard]) -> list[tuple[int, int]]:
-    """Of each KV head of the model, the first rank that has it, and its place among that rank's."""
+def find_homes(shards: Sequence[Shard]) -> list[tuple[int, int]]:
+    """Of each KV head the first rank that has it, whose checksum is the one that counts, and its place at that rank."""
     homes: dict[int, tuple[int, int]] = {}
     for shard in shards:
         for place, head in enumerate(shard.kv_heads):

@@ -11,7 +11,7 @@ import torch
 
 from common.config import ModelOptions, WorkerCommand
 from common.engine.core_board import CoreBoard, find_cores
-from common.engine.kv_cache import KVCache, kv_layout, num_blocks_for
+from common.engine.kv_cache import KVCache, kv_layout
 from common.engine.model_config import ModelConfig, read_model_config
 from common.engine.parallel import Shard, split_model
 from common.engine.runner import ModelRunner, load_runner, resolve_dtype
@@ -141,7 +141,7 @@ def load_shard(
     if runner.ops_name == "reference":
         torch.set_num_threads(cores.num_home())
     logger.info(
-        "%s: %s, rank %d of %d, %s, KV cache of %d blocks (%d tokens, %.0f MB), %s kernels, %d cores, at most %.0f MB used",
+        "%s: %s, rank %d of %d, %s, KV cache of %d blocks (%d tokens, %.0f MB), %s kernels, %d cores, peak of %.0f MB",
         *(plan.files.name, role, rank, len(plan.shards), layout.dtype, num_blocks, num_blocks * layout.block_size),
         *(num_blocks * layout.block_bytes / 1e6, runner.ops_name, num_cores, _peak_bytes() / 1e6),
     )

@@ -107,12 +107,12 @@ def run_rank(
     if not isinstance(joined, Join):
         raise ConfigError(f"rank_fd must be the log of a rank, got {joined} from it")
     memory = GroupMemory(joined.memory_fd, command.worker.tensor_parallel_size)
-    RankWatch(channel, memory, joined.rank)
+    watch = RankWatch(channel, memory, joined.rank)
     try:
         part = _load(role, command, joined, memory, allocate)
         with closing(make_transfer(part, channel.send)) as transfer:
             channel.send(Ready(transfer.shard))
-            return _replay(channel, part.own, transfer)
+            return _replay(channel, part.own, transfer, watch)
     except GroupBroken as error:
         logger.info("the group is broken: %s", error)
     except (BrokenPipeError, ConnectionResetError):
@@ -135,8 +135,9 @@ def _load(role: Role, command: WorkerCommand, joined: Join, memory: GroupMemory,
     return RankPart(PeerId(f"{joined.peer}/{rank}"), plan, plan.shards[rank], own)
 
 
-def _replay(channel: LogEnd, own: LoadedShard, transfer: RankTransfer) -> int:
+def _replay(channel: LogEnd, own: LoadedShard, transfer: RankTransfer, watch: "RankWatch") -> int:
     while (entry := channel.receive()) is not None:
+        watch.has_begun = True
         match entry:
             case Step():
                 _compute(channel, own.runner, entry)
@@ -165,6 +166,8 @@ def _compute(channel: LogEnd, runner: ModelRunner, step: Step) -> None:
 class RankWatch:
     """A thread that says that this rank lives, and ends it when rank 0 is gone or silent.
 
+    has_begun:  rank 0 has loaded its own shard, and speaks; before that it may be silent
+
     The main thread may be in the middle of a step, which it leaves when the group is aborted, or still be loading:
     SIGTERM unwinds it.
     """
@@ -173,6 +176,7 @@ class RankWatch:
         self._channel = channel
         self._memory = memory
         self._rank = rank
+        self.has_begun = False
         threading.Thread(target=self._run, name="rank watch", daemon=True).start()
 
     def _run(self) -> None:
@@ -180,7 +184,7 @@ class RankWatch:
         hang_up.register(self._channel.fileno, select.POLLRDHUP)
         while not hang_up.poll(BEAT_S * 1000):
             self._memory.beat(self._rank)
-            if 0 in self._memory.silent_ranks(SILENT_S):
+            if self.has_begun and 0 in self._memory.silent_ranks(SILENT_S):
                 logger.error("rank 0 was silent for %s s", SILENT_S)
                 break
         self._memory.abort()

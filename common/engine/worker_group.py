@@ -1,7 +1,7 @@
 """Rank 0's hold on the other ranks of its worker group: their processes, the log that they replay, their answers.
 
 1. The ranks are started with rank 0's own command line, load their shards at the same time, and say `Ready`.
-2. Rank 0 logs every step and every transfer effect before it does its own part; what a log entry asks back is collected.
+2. Rank 0 logs every step and every transfer effect before it does its own part; then it collects what is answered.
 3. A rank that fails, dies or is silent breaks the group: everyone who waits for it is told, rank 0's loop ends with
    `GroupFailed`, and `close` leaves no process behind.
 """
@@ -17,7 +17,17 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import TypeVar
 
-from common.engine.rank_channel import Entry, Failed, Join, RankChannel, Ready, Reply, Stop, TransferEvent, end_of_rank_0
+from common.engine.rank_channel import (
+    Entry,
+    Failed,
+    Join,
+    RankChannel,
+    Ready,
+    Reply,
+    Stop,
+    TransferEvent,
+    end_of_rank_0,
+)
 from common.errors import BatonError, ConfigError, GroupFailed
 from common.supervisor.policy import describe_exit
 from kernels.cpu.group import GroupMemory
@@ -76,7 +86,6 @@ class WorkerGroup:
             rank.channel.send(join(number, self.memory.fd))
             rank.reader = threading.Thread(target=self._read, args=(rank,), name=f"rank {number}", daemon=True)
             rank.reader.start()
-        self.memory.beat(0)
         self._watch = threading.Thread(target=self._beat_and_watch, name="rank watch", daemon=True)
 
     @property
@@ -100,6 +109,7 @@ class WorkerGroup:
         Raises: ConfigError when one cannot start with what it was given; GroupFailed.
         """
         ready = self.collect(Ready)
+        self.memory.beat(0)
         self._watch.start()
         return [one.shard for one in ready]
 
@@ -129,7 +139,7 @@ class WorkerGroup:
         return answers
 
     def failure(self) -> BatonError:
-        """Why the group is broken, for whoever has seen that it is: a rank may tell a moment later what its fault was."""
+        """Why the group is broken, for whoever has seen that it is: a rank tells a moment later what its fault was."""
         self._has_failed.wait(LEAVE_S)
         return self._failure or GroupFailed("this worker's group was aborted")
 

@@ -3,7 +3,6 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from common.engine.group_runner import merge_checksums
 from common.engine.kv_cache import KVCache, kv_layout
 from common.engine.model_config import read_model_config
 from common.engine.parallel import Shard, split_model
@@ -35,6 +34,14 @@ class Ranks:
         self.runners = [load(shard) for shard in self.shards]
         self.kv_cache = self.runners[0].kv_cache
         self._threads = ThreadPoolExecutor(size)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """The result of rank 0; what was sealed, with the checksums of its own heads."""
+        others = [self._threads.submit(runner.follow, plan) for runner in self.runners[1:]]
+        result = self.runners[0].execute(plan)
+        for other in others:
+            other.result()
+        return result
 
     def __enter__(self) -> "Ranks":
         return self
