@@ -84,9 +84,9 @@ def test_counters_may_wrap(ranks: Ranks) -> None:
     assert 0 < memory.ranks[0].arrived < 2**31
 
 
-def wait_until_asleep(memory: GroupMemory, awaited: int) -> None:
-    """Until somebody waits for this rank. A process that sleeps tells nobody: look again and again."""
-    while memory.ranks[awaited].num_waiting == 0:
+def wait_until_asleep(memory: GroupMemory, awaited: int, num_ranks: int) -> None:
+    """Until so many wait for this rank. A process that sleeps tells nobody: look again and again."""
+    while memory.ranks[awaited].num_waiting < num_ranks:
         time.sleep(0.001)
 
 
@@ -95,7 +95,7 @@ def test_abort_ends_the_calls_of_ranks_that_wait(ranks: Ranks) -> None:
     meeting = NativeMeeting(memory.fd, 3)
     ranks.begin(0, meeting, reduce_each, [torch.ones(5)])
     ranks.begin(1, meeting, gather_each, [torch.ones(1, 2)], [[1, 2, 3]])
-    wait_until_asleep(memory, 1 if memory.ranks[1].arrived == 0 else 2)
+    wait_until_asleep(memory, awaited=2, num_ranks=2)
     aborted_s = time.monotonic()
     memory.abort()
     for rank in (0, 1):
@@ -128,7 +128,7 @@ def test_a_rank_that_waits_for_another_takes_no_time_of_its_core() -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    wait_until_asleep(memory, 1)
+    wait_until_asleep(memory, awaited=1, num_ranks=1)
     threading.Event().wait(0.3)
     memory.abort()
     thread.join()
