@@ -160,7 +160,7 @@ def _compute(channel: LogEnd, runner: ModelRunner, step: Step) -> None:
     checksums = runner.follow(plan)
     sealed = [block_id for sequence in plan.sequences for block_id in sequence.seal]
     if sealed:
-        channel.send(Sealed([list(checksums[block_id]) for block_id in sealed]))
+        channel.send(Sealed([checksums[block_id] for block_id in sealed]))
 
 
 class RankWatch:
@@ -188,7 +188,7 @@ class RankWatch:
                 logger.error("rank 0 was silent for %s s", SILENT_S)
                 break
         self._memory.abort()
-        self._channel.close()
+        self._channel.hang_up()
         threading.main_thread().join(LEAVE_S / 2)
         os.kill(os.getpid(), signal.SIGTERM)
         threading.main_thread().join(LEAVE_S / 2)

@@ -14,6 +14,7 @@ import msgspec
 
 from common.engine.step import ScheduledSequence, StepPlan
 from common.ids import BlockId, RequestId, SequenceKey
+from common.kv_layout import HeadChecksums
 from common.sampling import SamplingParams
 
 _LENGTH = struct.Struct("<I")
@@ -74,7 +75,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Sealed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Checksums of the step's sealed blocks, in the plan's order: one of each of our KV heads."""
 
-    checksums: list[list[int]]
+    checksums: list[HeadChecksums]
 
 
 class Applied(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -146,10 +147,14 @@ class RankChannel(Generic[Sent, Received]):
         with suppress(OSError):  # it is gone already
             self._socket.shutdown(socket.SHUT_WR)
 
-    def close(self) -> None:
+    def hang_up(self) -> None:
         """Whoever is blocked in it, here or at the other end, sees its end. Any thread; idempotent."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Let go of the socket, which nobody uses any more."""
+        self._socket.close()
 
 
 def end_of_rank_0(end: socket.socket) -> RankChannel[Entry, Reply]:

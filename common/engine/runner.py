@@ -1,7 +1,7 @@
 """Runs step plans: the one place where model, cache and sampler meet."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
@@ -15,7 +15,7 @@ from common.engine.step import StepPlan, StepResult
 from common.engine.weights import Progress, open_weights
 from common.errors import ConfigError, ModelError
 from common.ids import BlockId
-from common.kv_layout import KVLayout
+from common.kv_layout import HeadChecksums, KVLayout
 from common.model_files import ModelFiles
 from kernels.cpu.cores import Cores
 from kernels.dispatch import Ops, OpsRequest, choose_ops
@@ -55,7 +55,7 @@ class ModelRunner:
         )
 
     @torch.inference_mode()
-    def follow(self, plan: StepPlan) -> Mapping[BlockId, Sequence[int]]:
+    def follow(self, plan: StepPlan) -> Mapping[BlockId, HeadChecksums]:
         """As a rank other than rank 0: compute our part of a step that rank 0 executes. Returns our checksums."""
         self._model.forward(build_batch(plan, self.kv_cache.layout.block_size), self.kv_cache)
         return self.kv_cache.checksums(_sealed(plan))
