@@ -21,7 +21,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from kernels.cpu.group import GroupMemory, NativeGroup
+from kernels.cpu.group import NativeGroup
+from kernels.cpu.group_memory import GroupMemory
 from kernels.cpu.library import NoNativeOps, best_library
 from kernels.group import Group
 from kernels.torch_group import TorchGroup, connect, listen

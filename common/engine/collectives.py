@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from torch._C._distributed_c10d import TCPStore  # torch.distributed has it, but does not say so
 
 from common.errors import ConfigError
-from kernels.cpu.group import GroupMemory, NativeGroup
+from kernels.cpu.group import NativeGroup
+from kernels.cpu.group_memory import GroupMemory
 from kernels.cpu.library import NoNativeOps, best_library
 from kernels.group import Group
 from kernels.torch_group import TorchGroup, connect, listen

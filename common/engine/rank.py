@@ -7,11 +7,8 @@
 """
 
 import logging
-import os
-import select
 import signal
 import socket
-import threading
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -23,12 +20,10 @@ from common.engine.loading import Allocate, LoadedShard, ModelPlan, load_shard, 
 from common.engine.parallel import Shard
 from common.engine.rank_channel import (
     Applied,
-    Entry,
     Failed,
     Join,
-    RankChannel,
+    RankEnd,
     Ready,
-    Reply,
     Rest,
     Sealed,
     Step,
@@ -38,21 +33,16 @@ from common.engine.rank_channel import (
     end_of_rank,
     to_plan,
 )
+from common.engine.rank_watch import RankWatch
 from common.engine.runner import ModelRunner
-from common.engine.worker_group import BEAT_S, SILENT_S
 from common.errors import BatonError, ConfigError, ModelError
 from common.ids import PeerId
 from common.machine import num_available_cores
 from common.wire import Role
-from kernels.cpu.group import GroupMemory
+from kernels.cpu.group_memory import GroupMemory
 from kernels.group import GroupBroken
 
 logger = logging.getLogger(__name__)
-
-LEAVE_S = 1.0
-"""From the end of the group to the end of this process, whatever it is stuck in."""
-
-LogEnd = RankChannel[Reply, Entry]
 
 
 class RankTransfer(Protocol):
@@ -135,7 +125,7 @@ def _load(role: Role, command: WorkerCommand, joined: Join, memory: GroupMemory,
     return RankPart(PeerId(f"{joined.peer}/{rank}"), plan, plan.shards[rank], own)
 
 
-def _replay(channel: LogEnd, own: LoadedShard, transfer: RankTransfer, watch: "RankWatch") -> int:
+def _replay(channel: RankEnd, own: LoadedShard, transfer: RankTransfer, watch: RankWatch) -> int:
     while (entry := channel.receive()) is not None:
         watch.has_begun = True
         match entry:
@@ -155,41 +145,9 @@ def _replay(channel: LogEnd, own: LoadedShard, transfer: RankTransfer, watch: "R
     return 1
 
 
-def _compute(channel: LogEnd, runner: ModelRunner, step: Step) -> None:
+def _compute(channel: RankEnd, runner: ModelRunner, step: Step) -> None:
     plan = to_plan(step)
     checksums = runner.follow(plan)
     sealed = [block_id for sequence in plan.sequences for block_id in sequence.seal]
     if sealed:
         channel.send(Sealed([checksums[block_id] for block_id in sealed]))
-
-
-class RankWatch:
-    """A thread that says that this rank lives, and ends it when rank 0 is gone or silent.
-
-    has_begun:  rank 0 has loaded its own shard, and speaks; before that it may be silent
-
-    The main thread may be in the middle of a step, which it leaves when the group is aborted, or still be loading:
-    SIGTERM unwinds it.
-    """
-
-    def __init__(self, channel: LogEnd, memory: GroupMemory, rank: int) -> None:
-        self._channel = channel
-        self._memory = memory
-        self._rank = rank
-        self.has_begun = False
-        threading.Thread(target=self._run, name="rank watch", daemon=True).start()
-
-    def _run(self) -> None:
-        hang_up = select.poll()
-        hang_up.register(self._channel.fileno, select.POLLRDHUP)
-        while not hang_up.poll(BEAT_S * 1000):
-            self._memory.beat(self._rank)
-            if self.has_begun and 0 in self._memory.silent_ranks(SILENT_S):
-                logger.error("rank 0 was silent for %s s", SILENT_S)
-                break
-        self._memory.abort()
-        self._channel.hang_up()
-        threading.main_thread().join(LEAVE_S / 2)
-        os.kill(os.getpid(), signal.SIGTERM)
-        threading.main_thread().join(LEAVE_S / 2)
-        os._exit(1)

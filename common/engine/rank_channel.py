@@ -157,11 +157,15 @@ class RankChannel(Generic[Sent, Received]):
         self._socket.close()
 
 
-def end_of_rank_0(end: socket.socket) -> RankChannel[Entry, Reply]:
+Rank0End = RankChannel[Entry, Reply]
+RankEnd = RankChannel[Reply, Entry]
+
+
+def end_of_rank_0(end: socket.socket) -> Rank0End:
     return RankChannel(end, msgspec.msgpack.Decoder(Reply))
 
 
-def end_of_rank(end: socket.socket) -> RankChannel[Reply, Entry]:
+def end_of_rank(end: socket.socket) -> RankEnd:
     return RankChannel(end, msgspec.msgpack.Decoder(Entry))
 
 

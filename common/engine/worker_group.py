@@ -28,17 +28,12 @@ from common.engine.rank_channel import (
     TransferEvent,
     end_of_rank_0,
 )
+from common.engine.rank_watch import BEAT_S, LEAVE_S, SILENT_S
 from common.errors import BatonError, ConfigError, GroupFailed
 from common.supervisor.policy import describe_exit
-from kernels.cpu.group import GroupMemory
+from kernels.cpu.group_memory import GroupMemory
 
 logger = logging.getLogger(__name__)
-
-BEAT_S = 0.25
-SILENT_S = 1.5
-"""A rank that did not say for so long that it lives is taken for dead."""
-LEAVE_S = 1.0
-"""For a rank to end by itself when its group does."""
 
 Answer = TypeVar("Answer", bound=Reply)
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from kernels.blocks import LayerWeights
 from kernels.cpu.cores import private_cores
-from kernels.cpu.group import GroupMemory, NativeGroup
+from kernels.cpu.group import NativeGroup
+from kernels.cpu.group_memory import GroupMemory
 from kernels.cpu.library import best_library
 from kernels.dispatch import OpsRequest, choose_ops
 from kernels.group import Group

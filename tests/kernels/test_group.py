@@ -12,7 +12,8 @@ from torch import Tensor
 
 from kernels.blocks import AttentionWeights, LayerWeights, LinearWeight, MLPWeights
 from kernels.cpu.cores import private_cores
-from kernels.cpu.group import GroupMemory, NativeGroup
+from kernels.cpu.group import NativeGroup
+from kernels.cpu.group_memory import GroupMemory
 from kernels.cpu.library import best_library
 from kernels.cpu.ops import CpuOps
 from kernels.dispatch import ReferenceOps

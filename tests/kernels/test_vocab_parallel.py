@@ -9,7 +9,8 @@ from torch import Tensor
 
 from kernels.blocks import LinearWeight, NormWeight
 from kernels.cpu.cores import private_cores
-from kernels.cpu.group import GroupMemory, NativeGroup
+from kernels.cpu.group import NativeGroup
+from kernels.cpu.group_memory import GroupMemory
 from kernels.cpu.library import best_library
 from kernels.cpu.ops import CpuOps
 from kernels.dispatch import Ops, ReferenceOps

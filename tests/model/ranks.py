@@ -10,7 +10,8 @@ from common.engine.runner import ModelRunner, load_runner
 from common.engine.step import StepPlan, StepResult
 from common.model_files import find_model
 from kernels.cpu.cores import private_cores
-from kernels.cpu.group import GroupMemory, NativeGroup
+from kernels.cpu.group import NativeGroup
+from kernels.cpu.group_memory import GroupMemory
 from kernels.cpu.library import best_library
 
 
