@@ -1,9 +1,11 @@
 """The `baton` command. It only parses and starts: each service imports what it needs when it is its turn."""
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from typing import NoReturn
 
 from common.config import (
     COMMANDS,
@@ -124,5 +126,13 @@ def _version() -> str:
         return "from a source tree that is not installed"
 
 
+def _leave(exit_code: int) -> NoReturn:
+    """Without the interpreter's own clean-up: all is closed by now, and to take PyTorch apart takes it 0.7 s."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    _leave(main())
