@@ -171,6 +171,10 @@ class RankSide:
         self._own = own
         self.shard = encode_for_rank(shard) if shard else b""
 
+    @property
+    def is_alive(self) -> bool:
+        return self._own.is_alive
+
     def apply(self, effect: bytes) -> None:
         """Raises: WireError."""
         self._own.apply(decode_from_rank(effect))  # pyright: ignore[reportArgumentType]

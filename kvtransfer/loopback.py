@@ -31,6 +31,8 @@ Deliver = Callable[[TransferEvent], None]
 class LoopbackSender:
     """Implements `KVSender`. published: what may be fetched, by key; memory: of a cache with all heads."""
 
+    is_alive = True
+
     def __init__(self, shard: KVShard, deliver: Deliver, memory: memoryview | None = None) -> None:
         self.published: dict[SequenceKey, set[BlockId]] = {}
         self.memory = memory
@@ -65,6 +67,8 @@ class LoopbackReceiver:
     pulls:     started and not finished, oldest first; end one with `complete` or `fail`
     releases:  sent and not arrived, oldest first; `arrive_release` delivers one, popping it loses it
     """
+
+    is_alive = True
 
     def __init__(
         self, senders: Mapping[PeerId, LoopbackSender], deliver: Deliver, memory: memoryview | None = None

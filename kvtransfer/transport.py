@@ -90,6 +90,11 @@ class KVSender(Protocol):
     @property
     def shard(self) -> KVShard: ...
 
+    @property
+    def is_alive(self) -> bool:
+        """False when it was closed, or cannot go on."""
+        ...
+
     def apply(self, effect: SenderEffect) -> None:
         """Never blocks."""
         ...

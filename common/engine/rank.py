@@ -53,6 +53,11 @@ class RankTransfer(Protocol):
         """What rank 0 is told of it, encoded."""
         ...
 
+    @property
+    def is_alive(self) -> bool:
+        """False when it was closed, or cannot go on. Any thread."""
+        ...
+
     def apply(self, effect: bytes) -> None:
         """Never blocks."""
         ...
@@ -64,6 +69,7 @@ class NoTransfer:
     """Of a worker that hands nothing over."""
 
     shard = b""
+    is_alive = True
 
     def apply(self, effect: bytes) -> None:
         raise AssertionError(f"this worker has no KV transfer, got {effect!r}")
@@ -101,6 +107,7 @@ def run_rank(
     try:
         part = _load(role, command, joined, memory, allocate)
         with closing(make_transfer(part, channel.send)) as transfer:
+            watch.is_healthy = lambda: transfer.is_alive
             channel.send(Ready(transfer.shard))
             return _replay(channel, part.own, transfer, watch)
     except GroupBroken as error:

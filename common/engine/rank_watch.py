@@ -5,6 +5,7 @@ import os
 import select
 import signal
 import threading
+from collections.abc import Callable
 
 from common.engine.rank_channel import RankEnd
 from kernels.cpu.group_memory import GroupMemory
@@ -21,7 +22,8 @@ LEAVE_S = 1.0
 class RankWatch:
     """A thread that says that this rank lives, and ends it when rank 0 is gone or silent.
 
-    has_begun:  rank 0 has loaded its own shard, and speaks; before that it may be silent
+    has_begun:   rank 0 has loaded its own shard, and speaks; before that it may be silent
+    is_healthy:  whether this rank can go on, besides its main thread; asked several times a second
 
     The main thread may be in the middle of a step, which it leaves when the group is aborted, or still be loading:
     SIGTERM unwinds it.
@@ -32,6 +34,7 @@ class RankWatch:
         self._memory = memory
         self._rank = rank
         self.has_begun = False
+        self.is_healthy: Callable[[], bool] = lambda: True
         threading.Thread(target=self._run, name="rank watch", daemon=True).start()
 
     def _run(self) -> None:
@@ -39,6 +42,9 @@ class RankWatch:
         hang_up.register(self._channel.fileno, select.POLLRDHUP)
         while not hang_up.poll(BEAT_S * 1000):
             self._memory.beat(self._rank)
+            if not self.is_healthy():
+                logger.error("a thread of this rank has died, see the log above")
+                break
             if self.has_begun and 0 in self._memory.silent_ranks(SILENT_S):
                 logger.error("rank 0 was silent for %s s", SILENT_S)
                 break

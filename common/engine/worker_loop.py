@@ -45,7 +45,7 @@ class WorkerLoop(Generic[EventT, EffectT]):
 
     Owned by the main thread, but for `current_status`, which any thread may call.
     inbox:          anybody may put events into it, also a signal handler; they are handled between two steps
-    apply_transfer: carries out an effect of the KV transfer; must not block.
+    apply_transfer: carries out an effect of the KV transfer; waits for nobody but the ranks of this worker
     extra_counters: totals kept outside of the service, for its status
     is_healthy:     False when a thread that the loop depends on has died
     itl_target_s:   see pacing.py
