@@ -9,6 +9,7 @@ from common.config import (
     DecodeCommand,
     PrefillCommand,
     TransferOptions,
+    WorkerCommand,
     WorkerOptions,
     parse_command,
 )
