@@ -23,7 +23,7 @@ from kernels.token_rows import TokenRows
 from kernels.torch_group import TorchGroup, connect, listen
 from tests.kernels.paged import make_kv
 
-TORCH_TIMEOUT_S = 5
+TORCH_TIMEOUT_S = 60
 BLOCK_SIZE = 16
 
 
