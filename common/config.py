@@ -158,6 +158,13 @@ class WorkerOptions:
             help="how a worker's processes add up their parts; shm: native; gloo: PyTorch's; auto: shm if it is there"
         ),
     ] = "auto"
+    alive_file: Annotated[
+        str,
+        Flag(
+            help="file that is touched ten times a second while the worker is ready, for health checks; empty: none",
+            wiring=True,
+        ),
+    ] = ""
     drain_timeout: Annotated[
         float, Flag(help="after SIGTERM, for running requests to end", unit="s", at_least=0, wiring=True)
     ] = 30.0

