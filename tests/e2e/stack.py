@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,6 +40,18 @@ def is_running(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def wait_until(is_so: Callable[[], bool], timeout_s: float) -> None:
+    """Ask for what has no other way to be known until it holds."""
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline, f"not so after {timeout_s} s"
+        threading.Event().wait(0.05)
+
+
+def wait_until_ended(pids: Sequence[int], timeout_s: float) -> None:
+    wait_until(lambda: not any(map(is_running, pids)), timeout_s)
 
 
 def shared_segments(pid: int) -> set[Path]:
@@ -159,14 +171,14 @@ class Stack:
             assert time.monotonic() < deadline, f"not so after {timeout_s} s"
             threading.Event().wait(0.2)
 
-    def wait_until_at_rest(self, num_workers: int = 2) -> None:
+    def wait_until_at_rest(self, num_workers: int = 2, timeout_s: float = REST_S) -> None:
         """All workers are there, and none owns a block."""
 
         def is_at_rest() -> bool:
             owned = re.findall(r"^baton_worker_owned_blocks\{[^}]*\} (\S+)$", self.metrics(), re.MULTILINE)
             return len(owned) == num_workers and not any(map(float, owned))
 
-        self.wait_until(is_at_rest)
+        self.wait_until(is_at_rest, timeout_s)
 
     def terminate(self) -> None:
         self._serve.terminate()
