@@ -51,6 +51,7 @@ class _Rank:
     process: "subprocess.Popen[bytes]"
     channel: RankChannel[Entry, Reply]
     answers: "SimpleQueue[Reply | None]" = field(default_factory=SimpleQueue)
+    reader: threading.Thread | None = None
 
 
 class WorkerGroup:
@@ -79,13 +80,13 @@ class WorkerGroup:
         self._lock = threading.Lock()
         self._is_closing = threading.Event()
         self._ranks: list[_Rank] = []
+        for number in range(1, size):
+            rank = self._start(number, argv, environ)
+            self._ranks.append(rank)
+            rank.channel.send(join(number, self.memory.fd))
+            rank.reader = threading.Thread(target=self._read, args=(rank,), name=f"rank {number}", daemon=True)
+            rank.reader.start()
         self._watch = threading.Thread(target=self._beat_and_watch, name="rank watch", daemon=True)
-        try:
-            for number in range(1, size):
-                self._start(number, argv, environ, join(number, self.memory.fd))
-        except BaseException:  # SIGTERM, too
-            self.close()
-            raise
 
     @property
     def size(self) -> int:
@@ -95,17 +96,12 @@ class WorkerGroup:
     def is_alive(self) -> bool:
         return self._failure is None
 
-    def _start(
-        self, number: int, argv: Callable[[int, int], Sequence[str]], environ: dict[str, str], entry: Join
-    ) -> None:
+    def _start(self, number: int, argv: Callable[[int, int], Sequence[str]], environ: dict[str, str]) -> _Rank:
         ours, theirs = socket.socketpair()
         with theirs:
             fds = [theirs.fileno(), self.memory.fd]
             process = subprocess.Popen(argv(number, fds[0]), env=environ, pass_fds=fds, stdin=subprocess.DEVNULL)
-        rank = _Rank(number, process, end_of_rank_0(ours))
-        self._ranks.append(rank)
-        rank.channel.send(entry)
-        threading.Thread(target=self._read, args=(rank,), name=f"rank {number}", daemon=True).start()
+        return _Rank(number, process, end_of_rank_0(ours))
 
     def wait_until_ready(self) -> list[bytes]:
         """Block until all have loaded their shards; returns what their sides of the KV transfer say of themselves.
