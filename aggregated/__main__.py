@@ -8,7 +8,7 @@ from common.config import AggregatedCommand
 from common.engine.block_manager import BlockManager
 from common.engine.rank import NoTransfer, run_rank
 from common.engine.worker_loop import Stop, WorkerLoop
-from common.engine.worker_main import Engine, load_engine, run_until_stopped, watch_gateways
+from common.engine.worker_main import Engine, load_engine, run_until_stopped, unwind_on_sigterm, watch_gateways
 from common.links import Links
 from common.log import set_up_logging
 from common.service import LinkEvent
@@ -23,6 +23,7 @@ from prefill.service import PrefillService
 def run(command: AggregatedCommand, channel: SupervisorChannel | None) -> int:
     """Serve until stopped; return the exit code. Raises: ConfigError, ModelError, GroupFailed."""
     set_up_logging(command.worker.name or "aggregated", command.log.log_level, command.log.log_format)
+    unwind_on_sigterm()
     if command.rank.rank_fd >= 0:
         return run_rank(Role.BOTH, command, lambda _: None, lambda part, report: NoTransfer())
     with load_engine(Role.BOTH, command, channel, lambda _: None) as engine:

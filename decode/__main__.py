@@ -8,7 +8,7 @@ from common.engine.block_manager import BlockManager
 from common.engine.rank import RankPart, run_rank
 from common.engine.rank_channel import Transfer, TransferEvent
 from common.engine.worker_loop import Stop, WorkerLoop
-from common.engine.worker_main import Engine, load_engine, run_until_stopped, watch_gateways
+from common.engine.worker_main import Engine, load_engine, run_until_stopped, unwind_on_sigterm, watch_gateways
 from common.links import Links
 from common.log import set_up_logging
 from common.service import LinkEvent
@@ -24,6 +24,7 @@ from kvtransfer.transport import KVReceiver, PullFinished, ReceiverEffect
 def run(command: DecodeCommand, channel: SupervisorChannel | None) -> int:
     """Serve until stopped; return the exit code. Raises: ConfigError, ModelError, GroupFailed."""
     set_up_logging(command.worker.name or "decode", command.log.log_level, command.log.log_format)
+    unwind_on_sigterm()
     if command.rank.rank_fd >= 0:
         return run_rank(Role.DECODE, command, lambda _: None, lambda *args: _rank_receiver(command, *args))
     with load_engine(Role.DECODE, command, channel, lambda _: None) as engine:

@@ -1,9 +1,13 @@
 """In fp32, a model that is split over ranks generates what transformers does, token for token."""
 
+import gc
 from pathlib import Path
+from types import FunctionType, ModuleType
 
 import pytest
+from torch import Tensor
 
+from common.engine.runner import ModelRunner
 from common.errors import ConfigError
 from tests.model import harness, tiny_models
 from tests.model.ranks import Ranks
@@ -26,6 +30,30 @@ def test_no_rank_has_more_than_its_part_of_the_cache(tmp_path: Path) -> None:
     tiny_models.save("multi_head", tmp_path)
     with Ranks(tmp_path, 3) as ranks:
         assert [runner.kv_cache.layout.num_kv_heads for runner in ranks.runners] == [2, 2, 2]
+
+
+def held_bytes(runner: ModelRunner) -> int:
+    """Of the cache, and of every tensor that the runner holds otherwise: its weights, after nothing was computed."""
+    seen: set[int] = {id(runner.kv_cache)}
+    left: list[object] = [runner]
+    sizes: dict[int, int] = {}
+    while left:
+        one = left.pop()
+        if id(one) in seen or isinstance(one, type | ModuleType | FunctionType):
+            continue
+        seen.add(id(one))
+        if isinstance(one, Tensor):
+            sizes[one.data_ptr()] = max(one.nbytes, sizes.get(one.data_ptr(), 0))
+        left += gc.get_referents(one)
+    return len(runner.kv_cache.memory) + sum(sizes.values())
+
+
+def test_each_of_three_ranks_of_the_built_in_model_holds_at_most_two_fifths_of_what_one_alone_does() -> None:
+    with Ranks("", 1) as alone, Ranks("", 3) as ranks:
+        (whole,) = map(held_bytes, alone.runners)
+        parts = list(map(held_bytes, ranks.runners))
+    assert whole > 134_000_000 * 4
+    assert max(parts) <= 0.4 * whole
 
 
 def test_ranks_that_have_the_same_head_store_the_same_bytes(tmp_path: Path) -> None:
