@@ -120,7 +120,8 @@ class WorkerOptions:
     gateway: Annotated[
         tuple[str, ...],
         Flag(
-            help="addresses of the gateways",
+            help="addresses of the gateways; a name is looked up every few seconds, and each of its addresses is a "
+            "gateway",
             pattern=r"tcp://.+:\d+|ipc://.+",
             wanted="addresses such as tcp://gateway:5550",
             wiring=True,
