@@ -15,10 +15,11 @@ def hash_blocks(token_ids: Sequence[int], block_size: int, salt: str = "") -> li
     salt: separates users that must not share blocks.
     """
     parent = blake2b(salt.encode(), digest_size=HASH_BYTES).digest()
+    tokens = array("I", token_ids)
+    data, num_bytes = tokens.tobytes(), block_size * tokens.itemsize
     hashes: list[BlockHash] = []
-    for start in range(0, len(token_ids) - block_size + 1, block_size):
-        block = array("I", token_ids[start : start + block_size])
-        parent = blake2b(parent + block.tobytes(), digest_size=HASH_BYTES).digest()
+    for start in range(0, len(data) - num_bytes + 1, num_bytes):
+        parent = blake2b(parent + data[start : start + num_bytes], digest_size=HASH_BYTES).digest()
         hashes.append(parent)
     return hashes
 
