@@ -97,6 +97,13 @@ class GatewayOptions:
     no_worker_timeout: Annotated[
         float, Flag(help="wait for a pool without a live worker, then 503", unit="s", at_least=0)
     ] = 30.0
+    when_no_prefill: Annotated[
+        Literal["queue", "reject"],
+        Flag(
+            help="while no prefill worker lives; queue: new requests wait, at most --no-worker-timeout; reject: they "
+            "get 503 with Retry-After at once; streams that have begun wait --resume-timeout either way"
+        ),
+    ] = "queue"
     max_attempts: Annotated[
         int,
         Flag(
@@ -113,7 +120,8 @@ class WorkerOptions:
     gateway: Annotated[
         tuple[str, ...],
         Flag(
-            help="addresses of the gateways",
+            help="addresses of the gateways; a name is looked up every few seconds, and each of its addresses is a "
+            "gateway",
             pattern=r"tcp://.+:\d+|ipc://.+",
             wanted="addresses such as tcp://gateway:5550",
             wiring=True,

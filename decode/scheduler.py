@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from common.engine.block_manager import BlockHash, BlockManager, hash_blocks
+from common.block_hashes import BlockHash, hash_blocks
+from common.engine.block_manager import BlockManager
 from common.engine.step import ScheduledSequence, StepPlan, StepResult
 from common.ids import BlockId, PeerId, SequenceKey
 from common.kv_source import KVDescriptor

@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from common.engine.block_manager import BlockHash, BlockManager, hash_blocks
+from common.block_hashes import BlockHash, hash_blocks, num_shareable_blocks
+from common.engine.block_manager import BlockManager
 from common.engine.step import ScheduledSequence, StepPlan, StepResult
 from common.ids import BlockId, PeerId, SequenceKey
 from common.kv_layout import HeadChecksums
@@ -129,8 +130,12 @@ class PrefillScheduler:
 
     @property
     def num_unfinished_tokens(self) -> int:
-        """Prompt tokens that are still to be computed."""
-        return sum(s.num_remaining for queue in (self._waiting, self._running) for s in queue.values())
+        """Prompt tokens that are still to be computed; those of a waiting prompt that are cached now are not."""
+        num_running = sum(sequence.num_remaining for sequence in self._running.values())
+        return num_running + sum(self._num_to_compute(sequence) for sequence in self._waiting.values())
+
+    def _num_to_compute(self, waiting: PrefillSequence) -> int:
+        return waiting.num_remaining - len(self._match(waiting)) * self._blocks.block_size
 
     def waiting(self) -> list[PrefillSequence]:
         return list(self._waiting.values())
@@ -218,7 +223,7 @@ class PrefillScheduler:
 
     def _match(self, sequence: PrefillSequence) -> list[BlockId]:
         """Cached blocks of its prefix. Its last token is always computed, for the logits."""
-        most = (len(sequence.token_ids) - 1) // self._blocks.block_size
+        most = num_shareable_blocks(len(sequence.token_ids), self._blocks.block_size)
         return self._blocks.match(sequence.hashes[:most])
 
     def _num_blocks_to_start(self, sequence: PrefillSequence, cached: list[BlockId]) -> int:

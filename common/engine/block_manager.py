@@ -11,31 +11,12 @@ Source: PagedAttention (Kwon et al., SOSP 2023, section 4) for paging; hash-chai
 vLLM's automatic prefix caching.
 """
 
-from array import array
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from hashlib import blake2b
 
+from common.block_hashes import BlockHash
 from common.ids import BlockId
 from common.kv_layout import HeadChecksums
-
-BlockHash = bytes
-HASH_BYTES = 16
-
-
-def hash_blocks(token_ids: Sequence[int], block_size: int, salt: str = "") -> list[BlockHash]:
-    """Hash every full block together with all tokens before it.
-
-    Equal hashes mean equal tokens at equal positions: 128 bits of BLAKE2b, which nobody can collide on purpose.
-    salt: separates users that must not share blocks.
-    """
-    parent = blake2b(salt.encode(), digest_size=HASH_BYTES).digest()
-    hashes: list[BlockHash] = []
-    for start in range(0, len(token_ids) - block_size + 1, block_size):
-        block = array("I", token_ids[start : start + block_size])
-        parent = blake2b(parent + block.tobytes(), digest_size=HASH_BYTES).digest()
-        hashes.append(parent)
-    return hashes
 
 
 class BlockManager:

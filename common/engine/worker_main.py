@@ -25,6 +25,7 @@ from common.engine.step import ScheduledSequence, StepPlan
 from common.engine.worker import WorkerIdentity
 from common.engine.worker_group import WorkerGroup
 from common.engine.worker_loop import Stop, WorkerLoop
+from common.gateway_finder import GatewayFinder
 from common.ids import BlockId, PeerId, RequestId, SequenceKey
 from common.kv_layout import KVLayout
 from common.links import Links
@@ -168,13 +169,14 @@ def run_until_stopped(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: inbox.put(Stop()))
     links.start()
-    for address in gateways:
-        links.connect(address)
+    finder = GatewayFinder(gateways, links.connect, links.disconnect)
+    finder.start()
     if channel:
         channel.ready()
     logger.info("ready at %s", links.address)
     try:
         loop.run()
     finally:
+        finder.close()
         links.close(flush_s=0.5)
     logger.info("stopped")

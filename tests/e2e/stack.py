@@ -12,16 +12,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import httpx
 import pytest
 
 from kvtransfer.shm import PREFIX
+from tests.e2e.front import Front
 
 BATON = Path(__file__).parents[2] / "baton.py"
 START_S = 90.0
 STOP_S = 10.0
-REST_S = 20.0
-"""Statuses come twice a second, so what the workers hold is known to the gateway a little later."""
 
 
 def find_child(parent: int, name: str) -> int | None:
@@ -101,6 +99,9 @@ class Command:
     def terminate(self) -> None:
         self._process.terminate()
 
+    def kill(self) -> None:
+        self._process.kill()
+
     def wait(self, timeout_s: float) -> int:
         """The exit code."""
         return self._process.wait(timeout_s)
@@ -113,16 +114,17 @@ class Command:
         self._process.stdout.close()
 
 
-class Stack:
+class Stack(Front):
     """A running `baton serve` on free ports."""
 
     def __init__(self, *options: str, log_dir: Path) -> None:
         self._serve = Command("serve", "--port=0", f"--log-dir={log_dir}", *options)
         try:
-            self.url = self._serve.wait_for(r"Baton is ready at (http://\S+)", START_S)
+            url = self._serve.wait_for(r"Baton is ready at (http://\S+)", START_S)
         except BaseException:
             self.stop()
             raise
+        super().__init__(url)
 
     def pid(self, name: str) -> int:
         """Of the process with this name: a child (`gateway`, `prefill-0`, …), or another rank of one (`decode-1/2`)."""
@@ -145,40 +147,6 @@ class Stack:
     def wait_until_restarted(self, name: str, old_pid: int) -> None:
         """Another process has this child's name."""
         self.wait_until(lambda: self._find(name) not in (None, old_pid))
-
-    def metrics(self) -> str:
-        return httpx.get(f"{self.url}/metrics").text
-
-    def metric(self, name: str, label: str = "") -> float:
-        """The sum over the series of this name that have the label, such as `worker="decode-0"`."""
-        series = re.findall(rf"^{re.escape(name)}\{{([^}}]*)\}} (\S+)$", self.metrics(), re.MULTILINE)
-        values = [float(value) for labels, value in series if label in labels]
-        assert values, f"no series {name} with {label!r}"
-        return sum(values)
-
-    def counters(self, worker: str) -> dict[str, float]:
-        """What /metrics says of a worker, by short name; empty while it is not there."""
-        pattern = rf'^baton_worker_(\w+)\{{[^}}]*worker="{worker}"[^}}]*\}} (\S+)$'
-        return {name: float(value) for name, value in re.findall(pattern, self.metrics(), re.MULTILINE)}
-
-    def wait_until(self, is_so: Callable[[], bool], timeout_s: float = REST_S) -> None:
-        """Ask again with every status until it holds. While the gateway is not there, nothing does."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            with suppress(httpx.TransportError):
-                if is_so():
-                    return
-            assert time.monotonic() < deadline, f"not so after {timeout_s} s"
-            threading.Event().wait(0.2)
-
-    def wait_until_at_rest(self, num_workers: int = 2, timeout_s: float = REST_S) -> None:
-        """All workers are there, and none owns a block."""
-
-        def is_at_rest() -> bool:
-            owned = re.findall(r"^baton_worker_owned_blocks\{[^}]*\} (\S+)$", self.metrics(), re.MULTILINE)
-            return len(owned) == num_workers and not any(map(float, owned))
-
-        self.wait_until(is_at_rest, timeout_s)
 
     def terminate(self) -> None:
         self._serve.terminate()

@@ -1,6 +1,7 @@
 """A gateway's requests between clients and a network that the test plays."""
 
 from dataclasses import dataclass, field
+from random import Random
 
 from common.errors import RequestError
 from common.ids import BlockId, PeerId, RequestId
@@ -23,7 +24,12 @@ from gateway.requests import Effect, Emit, Event, Fail, Requests, Submit
 from tests.fakes import expected_tokens, fake_layout, fake_source, next_token
 
 POLICY = LifePolicy(
-    max_concurrent_requests=100, request_timeout_s=60, no_worker_timeout_s=5, resume_timeout_s=8, max_attempts=3
+    max_concurrent_requests=100,
+    request_timeout_s=60,
+    when_no_prefill="queue",
+    no_worker_timeout_s=5,
+    resume_timeout_s=8,
+    max_attempts=3,
 )
 PROMPT = (1, 2, 3, 4, 5)
 GREEDY = SamplingParams(max_tokens=6, temperature=0)
@@ -102,7 +108,7 @@ class Bench:
     """A gateway's requests between clients and a network that the test plays."""
 
     def __init__(self, policy: LifePolicy = POLICY) -> None:
-        self.requests = Requests(Fleet("fake-model", lambda name, reason: None), policy)
+        self.requests = Requests(Fleet("fake-model", lambda name, reason: None), policy, Random(0))
         self.now = 0.0
         self.clients: dict[RequestId, Client] = {}
         self.sent: list[tuple[PeerId, Control]] = []

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from common.engine.block_manager import BlockManager, hash_blocks
+from common.block_hashes import hash_blocks
+from common.engine.block_manager import BlockManager
 from common.ids import BlockId
 
 
