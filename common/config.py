@@ -97,6 +97,13 @@ class GatewayOptions:
     no_worker_timeout: Annotated[
         float, Flag(help="wait for a pool without a live worker, then 503", unit="s", at_least=0)
     ] = 30.0
+    when_no_prefill: Annotated[
+        Literal["queue", "reject"],
+        Flag(
+            help="while no prefill worker lives; queue: new requests wait, at most --no-worker-timeout; reject: they "
+            "get 503 with Retry-After at once; streams that have begun wait --resume-timeout either way"
+        ),
+    ] = "queue"
     max_attempts: Annotated[
         int,
         Flag(
@@ -113,7 +120,8 @@ class WorkerOptions:
     gateway: Annotated[
         tuple[str, ...],
         Flag(
-            help="addresses of the gateways",
+            help="addresses of the gateways; a name is looked up every few seconds, and each of its addresses is a "
+            "gateway",
             pattern=r"tcp://.+:\d+|ipc://.+",
             wanted="addresses such as tcp://gateway:5550",
             wiring=True,
@@ -147,6 +155,16 @@ class WorkerOptions:
     kernels: Annotated[
         Literal["auto", "cpu", "reference"],
         Flag(help="cpu: native, built on first use; reference: plain PyTorch; auto: native if that can be had"),
+    ] = "auto"
+    tensor_parallel_size: Annotated[
+        int,
+        Flag(help="processes that a worker's model is split over", alias="--num-shard", at_least=1, wiring=True),
+    ] = 1
+    collectives: Annotated[
+        Literal["auto", "shm", "gloo"],
+        Flag(
+            help="how a worker's processes add up their parts; shm: native; gloo: PyTorch's; auto: shm if it is there"
+        ),
     ] = "auto"
     drain_timeout: Annotated[
         float, Flag(help="after SIGTERM, for running requests to end", unit="s", at_least=0, wiring=True)
@@ -211,6 +229,20 @@ class SupervisionOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class RankOptions:
+    """rank"""
+
+    rank_fd: Annotated[
+        int,
+        Flag(
+            help="open file descriptor to rank 0 of the worker; -1: this is rank 0; set by rank 0",
+            at_least=-1,
+            wiring=True,
+        ),
+    ] = -1
+
+
+@dataclass(frozen=True, slots=True)
 class ServeOptions:
     """processes"""
 
@@ -221,6 +253,9 @@ class ServeOptions:
     prefill: Annotated[int, Flag(help="prefill workers, with --role split", at_least=1)] = 1
     decode: Annotated[int, Flag(help="decode workers, with --role split", at_least=1)] = 1
     aggregated: Annotated[int, Flag(help="workers, with --role both", at_least=1)] = 1
+    prefill_tp: Annotated[int, Flag(help="processes that each prefill worker's model is split over", at_least=1)] = 1
+    decode_tp: Annotated[int, Flag(help="processes that each decode worker's model is split over", at_least=1)] = 1
+    aggregated_tp: Annotated[int, Flag(help="the same of each worker, with --role both", at_least=1)] = 1
     log_dir: Annotated[str, Flag(help="one log file per process goes here; empty: a new folder in the cache")] = ""
 
 
@@ -258,6 +293,7 @@ class PrefillCommand:
     transfer: TransferOptions = field(default_factory=TransferOptions)
     prefill: PrefillOptions = field(default_factory=PrefillOptions)
     log: LogOptions = field(default_factory=LogOptions)
+    rank: RankOptions = field(default_factory=RankOptions)
     supervision: SupervisionOptions = field(default_factory=SupervisionOptions)
 
 
@@ -271,6 +307,7 @@ class DecodeCommand:
     decode: DecodeOptions = field(default_factory=DecodeOptions)
     pacing: PacingOptions = field(default_factory=PacingOptions)
     log: LogOptions = field(default_factory=LogOptions)
+    rank: RankOptions = field(default_factory=RankOptions)
     supervision: SupervisionOptions = field(default_factory=SupervisionOptions)
 
 
@@ -283,6 +320,7 @@ class AggregatedCommand:
     prefill: PrefillOptions = field(default_factory=PrefillOptions)
     decode: DecodeOptions = field(default_factory=DecodeOptions)
     log: LogOptions = field(default_factory=LogOptions)
+    rank: RankOptions = field(default_factory=RankOptions)
     supervision: SupervisionOptions = field(default_factory=SupervisionOptions)
 
 
@@ -308,6 +346,8 @@ class ChatCommand:
 
     chat: ChatOptions = field(default_factory=ChatOptions)
 
+
+WorkerCommand = PrefillCommand | DecodeCommand | AggregatedCommand
 
 Command = (
     GatewayCommand

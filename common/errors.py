@@ -18,6 +18,10 @@ class ModelError(BatonError):
     """A model cannot be loaded: unsupported architecture, missing tensor, wrong shape."""
 
 
+class GroupFailed(BatonError):
+    """A rank of a worker group has failed, so that the whole worker ends. Names the rank."""
+
+
 class WireError(BatonError):
     """Bytes from a peer that are not a message of this version. Names message and field."""
 

@@ -28,6 +28,7 @@ class Flag:
     help:      one line, without the default, which is added
     unit:      of the number, for help and error messages
     pattern:   regular expression that a text, or each item of a list, matches; `wanted` says it in words
+    alias:     another flag for the same, as it is called elsewhere
     variable:  environment variable, if not the one derived from prefix and the field's name
     wiring:    says how processes find each other; `baton serve` decides these itself and offers no flag
     secret:    handed to a child in its environment, never on its command line, which every user can read
@@ -39,6 +40,7 @@ class Flag:
     at_most: float | None = None
     pattern: str = ""
     wanted: str = ""
+    alias: str = ""
     variable: str = ""
     prefix: str = ""
     wiring: bool = False
@@ -59,6 +61,10 @@ class Option:
     @property
     def switch(self) -> str:
         return "--" + self.name.replace("_", "-")
+
+    @property
+    def switches(self) -> list[str]:
+        return [self.switch, *([self.flag.alias] if self.flag.alias else [])]
 
     @property
     def variable(self) -> str:
@@ -162,7 +168,7 @@ def _parser(command: "type[DataclassInstance]", options: Iterable[Option], prog:
     sections = {name: parser.add_argument_group(group.__doc__ or name) for name, group in types.items()}
     for option in options:
         sections[option.group].add_argument(
-            option.switch,
+            *option.switches,
             dest=option.name,
             action="append",
             metavar="|".join(option.choices) or KINDS[option.kind].metavar,

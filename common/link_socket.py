@@ -66,6 +66,7 @@ class Connection:
                 self.socket = context.socket(kind)
                 undo.callback(self.socket.close, linger=0)
                 set_options(self.socket, max_queued)
+                _set_family(self.socket, address)
                 self.socket.setsockopt(zmq.IMMEDIATE, 1)
                 self.monitor = self.socket.get_monitor_socket(_CHANGES)
                 undo.callback(self.monitor.close, linger=0)
@@ -163,6 +164,7 @@ def bind(socket: "zmq.Socket[bytes]", endpoint: str, advertise_host: str) -> str
     advertise_host:  put into the returned address; "": the bound host, or this machine's own if that is a wildcard
     Raises: ConfigError when it cannot be bound.
     """
+    _set_family(socket, endpoint)
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
@@ -174,6 +176,11 @@ def bind(socket: "zmq.Socket[bytes]", endpoint: str, advertise_host: str) -> str
     if host in ("0.0.0.0", "[::]"):
         host = own_host()
     return f"tcp://{advertise_host or host}:{port}"
+
+
+def _set_family(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
+    """ZeroMQ takes IPv6 addresses only where it is told to, and then reports IPv4 ones as mapped."""
+    socket.setsockopt(zmq.IPV6, int(endpoint.startswith("tcp://[")))
 
 
 def own_host() -> str:

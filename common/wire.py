@@ -9,26 +9,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
 from enum import StrEnum
-from typing import Annotated
 
 import msgspec
 
 from common.errors import WireError
 from common.ids import BlockId, PeerId, RequestId
 from common.kv_layout import KVLayout
+from common.kv_source import KVDescriptor
 from common.sampling import FinishReason, SamplingParams
+from common.wire_types import Address, Count, Seconds, TokenIds
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 MAX_HEADER_BYTES = 16 * 2**20
-"""A header over this is refused unread. A prompt of a million tokens takes about 5 MiB."""
+"""A header over this is refused unread. A prompt of a million tokens takes about 5 MiB, and the checksums of its KV, in
+blocks of 16 tokens with 8 heads, as much again."""
 MIN_CONTEXT = 2
 """A prompt of one token, and one token of output."""
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
-TokenIds = tuple[Count, ...]
-Address = Annotated[str, msgspec.Meta(pattern="^(tcp|ipc)://", max_length=300)]
-"""A ZeroMQ endpoint of a service. Its other transports are not for peers: they reach into this process, or abort it."""
 Buffer = bytes | bytearray | memoryview
 
 
@@ -63,37 +60,6 @@ class EndReason(StrEnum):
     TOO_LARGE = "too_large"
     REFUSED = "refused"
     FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KVSource:
-    """Where a worker's KV blocks can be fetched.
-
-    data_address:  ZeroMQ endpoint of its transfer thread
-    shm_name:      its cache's shared-memory segment, "" if it has none
-    shm_nonce:     what the segment's header must hold for it to be the very same one
-    """
-
-    peer: PeerId
-    data_address: Address
-    shm_name: str
-    shm_nonce: str
-    layout: KVLayout
-    num_blocks: Count
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KVDescriptor:
-    """KV blocks that a prefill worker holds for one attempt: the baton.
-
-    num_tokens:  whose KV the blocks hold, in order; the last block may be partly filled
-    checksums:   xxh3_64 of each whole block's bytes, parallel to block_ids
-    """
-
-    source: KVSource
-    num_tokens: Count
-    block_ids: tuple[BlockId, ...]
-    checksums: tuple[Count, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,15 +204,22 @@ class LinkBroken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVFetch:
-    """decode -> prefill, data channel: send these blocks of a handoff.
+    """decode -> prefill, data channel: send these heads of these blocks of a handoff.
 
+    first_head, num_heads: of the model's KV heads, which the addressed rank must have.
     with_data: False when the receiver reads the bytes from shared memory and only needs the permission.
     """
 
     request_id: RequestId
     attempt: Count
     block_ids: tuple[BlockId, ...]
+    first_head: Count
+    num_heads: Count
     with_data: bool
+
+    @property
+    def heads(self) -> range:
+        return range(self.first_head, self.first_head + self.num_heads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +229,7 @@ class KVBlocks:
     refusal:  why there are none ("" when granted): the handoff is not held (any more)
     first:    position in the fetch's block_ids of the first block here; runs may have any length
 
-    The envelope's buffers hold one frame a block, or none when fetched without data.
+    The envelope's buffers hold one frame a block, the fetched heads side by side, or none when fetched without data.
     """
 
     request_id: RequestId

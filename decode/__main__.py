@@ -1,11 +1,14 @@
-"""`baton decode`: one decode worker process."""
+"""`baton decode`: one decode worker, or the process of one of its ranks."""
 
+from collections.abc import Callable
 from queue import SimpleQueue
 
 from common.config import DecodeCommand
 from common.engine.block_manager import BlockManager
+from common.engine.rank import RankPart, run_rank
+from common.engine.rank_channel import Transfer, TransferEvent
 from common.engine.worker_loop import Stop, WorkerLoop
-from common.engine.worker_main import load_engine, run_until_stopped, watch_gateways
+from common.engine.worker_main import Engine, load_engine, run_until_stopped, unwind_on_sigterm, watch_gateways
 from common.links import Links
 from common.log import set_up_logging
 from common.service import LinkEvent
@@ -13,20 +16,25 @@ from common.supervisor.channel import SupervisorChannel
 from common.wire import Role
 from decode.scheduler import DecodeScheduler
 from decode.service import DecodeService
+from kvtransfer.group import GroupReceiver, RankSide, encode_for_rank
 from kvtransfer.puller import KVPuller
-from kvtransfer.transport import PullFinished, ReceiverEffect
+from kvtransfer.transport import KVReceiver, PullFinished, ReceiverEffect
 
 
 def run(command: DecodeCommand, channel: SupervisorChannel | None) -> int:
-    """Serve until stopped; return the exit code. Raises: ConfigError, ModelError when it cannot start."""
-    options, transfer = command.worker, command.transfer
-    set_up_logging(options.name or "decode", command.log.log_level, command.log.log_format)
-    engine = load_engine(Role.DECODE, command.model, options, channel, lambda _: None)
+    """Serve until stopped; return the exit code. Raises: ConfigError, ModelError, GroupFailed."""
+    set_up_logging(command.worker.name or "decode", command.log.log_level, command.log.log_format)
+    unwind_on_sigterm()
+    if command.rank.rank_fd >= 0:
+        return run_rank(Role.DECODE, command, lambda _: None, lambda *args: _rank_receiver(command, *args))
+    with load_engine(Role.DECODE, command, channel, lambda _: None) as engine:
+        return _serve(command, engine, channel)
+
+
+def _serve(command: DecodeCommand, engine: Engine, channel: SupervisorChannel | None) -> int:
+    options = command.worker
     inbox: SimpleQueue[LinkEvent | PullFinished | Stop] = SimpleQueue()
-    puller = KVPuller(
-        *(engine.peer, engine.cache.memory, engine.layout, inbox.put),
-        *(transfer.kv_transport, transfer.pull_timeout),
-    )
+    receiver = _make_receiver(command, engine, inbox.put)
     links = Links(engine.peer, options.bind, options.advertise_host, lambda _: loop.current_status(), inbox.put)
     blocks = BlockManager(engine.num_blocks, engine.layout.block_size)
     loop: WorkerLoop[PullFinished, ReceiverEffect] = WorkerLoop(
@@ -36,14 +44,41 @@ def run(command: DecodeCommand, channel: SupervisorChannel | None) -> int:
         engine.runner,
         inbox=inbox,
         send=links.send,
-        apply_transfer=puller.apply,
-        extra_counters=lambda: {**links.counters(), **puller.counters(), **engine.runner.counters()},
-        is_healthy=lambda: links.is_alive and puller.is_alive,
+        apply_transfer=receiver.apply,
+        extra_counters=lambda: {**links.counters(), **receiver.counters(), **engine.runner.counters()},
+        is_healthy=lambda: links.is_alive and receiver.is_alive and engine.is_alive,
         watch=watch_gateways(options.gateway),
         drain_timeout_s=options.drain_timeout,
-        on_tick=engine.on_tick,
+        on_tick=engine.own.on_tick,
         itl_target_s=command.pacing.itl_target / 1000,
     )
     run_until_stopped(loop, links, inbox, options.gateway, channel)
-    puller.close()
+    receiver.close()
     return 0
+
+
+def _make_receiver(command: DecodeCommand, engine: Engine, deliver: Callable[[PullFinished], None]) -> KVReceiver:
+    """For all ranks."""
+
+    def make_own(deliver: Callable[[PullFinished], None]) -> KVReceiver:
+        return _puller(command, RankPart(engine.peer, engine.plan, engine.plan.shards[0], engine.own), deliver)
+
+    if engine.group is None:
+        return make_own(deliver)
+    group = engine.group
+    receiver = GroupReceiver(group.size, make_own, lambda effect: group.tell(Transfer(effect, False)), deliver)
+    group.on_transfer_event = receiver.take_event
+    return receiver
+
+
+def _rank_receiver(command: DecodeCommand, part: RankPart, report: Callable[[TransferEvent], None]) -> RankSide:
+    return RankSide(_puller(command, part, lambda event: report(TransferEvent(encode_for_rank(event)))))
+
+
+def _puller(command: DecodeCommand, part: RankPart, deliver: Callable[[PullFinished], None]) -> KVPuller:
+    transfer = command.transfer
+    heads = part.shard.kv_heads
+    return KVPuller(
+        *(part.peer, part.own.cache.memory, part.plan.layout, heads, deliver),
+        *(transfer.kv_transport, transfer.pull_timeout),
+    )

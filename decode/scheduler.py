@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass, field
 
-from common.engine.block_manager import BlockHash, BlockManager, hash_blocks
+from common.block_hashes import BlockHash, hash_blocks
+from common.engine.block_manager import BlockManager
 from common.engine.step import ScheduledSequence, StepPlan, StepResult
 from common.ids import BlockId, PeerId, SequenceKey
+from common.kv_source import KVDescriptor
 from common.sampling import Finish, SamplingParams, check_finish
-from common.wire import DecodeRequest, KVDescriptor
+from common.wire import DecodeRequest
 from kvtransfer.transport import BlockCopy
 
 WATERMARK = 0.01
@@ -180,7 +182,7 @@ class DecodeScheduler:
         first, kv = sequence.num_shared, sequence.pulled_kv
         targets = sequence.block_table[first : len(kv.block_ids)]
         triples = zip(kv.block_ids[first:], targets, kv.checksums[first:], strict=True)
-        return tuple(BlockCopy(source, target, checksum) for source, target, checksum in triples)
+        return tuple(BlockCopy(source, target, checksums) for source, target, checksums in triples)
 
     def pulled(self, key: SequenceKey, is_complete: bool) -> DecodeSequence | None:
         """A pull ended, and nothing writes into its targets any more.

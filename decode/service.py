@@ -89,6 +89,9 @@ class DecodeService:
         if not request.output_token_ids or got != (wanted, num_blocks, num_blocks):
             detail = f"KV of {wanted} tokens in {num_blocks} blocks is wanted, got tokens, blocks, checksums = {got}"
             return EndReason.TRANSFER, detail
+        num_heads = self._identity.layout.num_kv_heads
+        if other := {len(checksums) for checksums in kv.checksums} - {num_heads}:
+            return EndReason.TRANSFER, f"checksums of {num_heads} heads a block are wanted, got {min(other)}"
         return None
 
     def adopt(self, sequence: DecodeSequence) -> None:

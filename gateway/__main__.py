@@ -9,6 +9,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
+from random import Random
 
 import uvicorn
 import uvloop
@@ -78,7 +79,7 @@ async def _serve(
     links = Links(peer, options.bind, options.advertise_host, status_for, lambda event: engine.deliver(event))
     engine = GatewayEngine(
         peer,
-        Requests(Fleet(files.model_hash, warn), _policy(command)),
+        Requests(Fleet(files.model_hash, warn), _policy(command), Random()),
         max_model_len,
         send=links.send,
         is_healthy=lambda: links.is_alive,
@@ -144,6 +145,7 @@ def _policy(command: GatewayCommand) -> LifePolicy:
     return LifePolicy(
         max_concurrent_requests=options.max_concurrent_requests,
         request_timeout_s=options.request_timeout,
+        when_no_prefill=options.when_no_prefill,
         no_worker_timeout_s=options.no_worker_timeout,
         resume_timeout_s=options.resume_timeout,
         max_attempts=options.max_attempts,

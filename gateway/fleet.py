@@ -1,12 +1,13 @@
 """Who is alive, from the statuses seen. Pure."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from common.ids import PeerId
 from common.kv_layout import KVLayout
 from common.peers import LivePeers
 from common.wire import Role, WorkerStatus
+from gateway.prefixes import SentPrefixes
 
 WORKER_TIMEOUT_S = 2.0
 """A worker that is silent for this long is dead: four statuses missed."""
@@ -18,9 +19,10 @@ NO_MATCH = "KV-compatible decode"
 
 @dataclass(slots=True)
 class Worker:
-    """A live worker, and what this gateway sent to it since its last status.
+    """One incarnation of a worker while it lives, and what this gateway sent to it.
 
-    sent_tokens: of prefill requests.  sent_blocks, sent_sequences: of decode requests.
+    sent_tokens: of prefill requests since its last status.  sent_blocks, sent_sequences: the same of decode requests.
+    prefixes:    of prompts since it is known
     """
 
     peer: PeerId
@@ -29,6 +31,15 @@ class Worker:
     sent_tokens: int = 0
     sent_blocks: int = 0
     sent_sequences: int = 0
+    prefixes: SentPrefixes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prefixes = SentPrefixes(self.status.num_blocks)
+
+    def take(self, status: WorkerStatus, now: float) -> None:
+        """What was sent since the last status is part of this one, or soon will be."""
+        self.status, self.last_heard_s = status, now
+        self.sent_tokens = self.sent_blocks = self.sent_sequences = 0
 
     @property
     def is_routable(self) -> bool:
@@ -53,12 +64,12 @@ class Fleet:
         return peer in self._workers
 
     def observe(self, peer: PeerId, status: WorkerStatus, now: float) -> None:
-        """Take in a status. What was sent since the last one is part of it, or soon will be."""
+        """Take in a status: with the first one a worker is there."""
         if peer not in self._known and (problem := self._problem(status)):
             self._on_problem(status.name, problem)
         self._known.heard(peer, now)
         if status.layout.model_hash == self._model_hash:
-            self._workers[peer] = Worker(peer, status, now)
+            self._workers.setdefault(peer, Worker(peer, status, now)).take(status, now)
 
     def _problem(self, status: WorkerStatus) -> str:
         """Why it cannot work with this gateway, or with any worker that it would exchange KV with; empty if it can."""

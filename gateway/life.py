@@ -2,11 +2,16 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 from common.errors import RequestError
 from common.ids import PeerId, RequestId
+from common.kv_source import KVDescriptor
 from common.sampling import SamplingParams
-from common.wire import KVDescriptor
+from common.wire import Role
+
+RETRY_AFTER_S = 5
+"""What clients are told that find no worker: a small model is loaded by then."""
 
 
 class Phase(StrEnum):
@@ -85,6 +90,7 @@ class LifePolicy:
     """Limits on a gateway's requests. Times in seconds.
 
     request_timeout_s:    from arrival to the terminal frame
+    when_no_prefill:      whether a request without a token waits for a prefill worker, or is refused at once
     no_worker_timeout_s:  wait of a request without a token for a pool without a worker
     resume_timeout_s:     the same wait in mid-stream
     max_attempts:         failed attempts of one request: deaths of a worker that it may have caused, transfers that
@@ -93,9 +99,16 @@ class LifePolicy:
 
     max_concurrent_requests: int
     request_timeout_s: float
+    when_no_prefill: Literal["queue", "reject"]
     no_worker_timeout_s: float
     resume_timeout_s: float
     max_attempts: int
+
+    def refuse_to_wait(self, request: Request, missing_pools: list[str]) -> RequestError | None:
+        """The error that ends this request, which no worker can take now; None when it may wait."""
+        if self.when_no_prefill == "queue" or request.output_token_ids or Role.PREFILL not in missing_pools:
+            return None
+        return _no_worker("no live prefill worker")
 
     def overdue(self, request: Request, missing_pools: list[str], now: float) -> RequestError | None:
         """The error that ends this request now, if its time is up."""
@@ -107,5 +120,8 @@ class LifePolicy:
         limit_s = self.resume_timeout_s if request.output_token_ids else self.no_worker_timeout_s
         if now - request.waiting_since_s <= limit_s:
             return None
-        message = f"no live {' and no live '.join(missing_pools) or 'matching'} worker for {limit_s:g} s"
-        return RequestError(503, message, type="service_unavailable", code="no_worker", retry_after_s=5)
+        return _no_worker(f"no live {' and no live '.join(missing_pools) or 'matching'} worker for {limit_s:g} s")
+
+
+def _no_worker(message: str) -> RequestError:
+    return RequestError(503, message, type="service_unavailable", code="no_worker", retry_after_s=RETRY_AFTER_S)

@@ -10,6 +10,7 @@ QUEUED and HANDOFF wait for a worker. Every other way out is an end: finished, f
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from random import Random
 from typing import NamedTuple
 
 from common.errors import RequestError
@@ -75,12 +76,14 @@ Effect = Send | Emit | Fail
 class Requests:
     """All requests of one gateway that have not ended.
 
+    random: chooses among workers that are as good as equal
     Mutable state: the requests by id, the fleet, and totals for /metrics.
     """
 
-    def __init__(self, fleet: Fleet, policy: LifePolicy) -> None:
+    def __init__(self, fleet: Fleet, policy: LifePolicy, random: Random) -> None:
         self.fleet = fleet
         self._policy = policy
+        self._random = random
         self._requests: dict[RequestId, Request] = {}
         self.totals = {"retries": 0, "stale_messages": 0}
 
@@ -269,10 +272,12 @@ class Requests:
         return self._send_to_decode(request, now) if request.phase is Phase.HANDOFF else []
 
     def _send_to_prefill(self, request: Request, now: float) -> list[Effect]:
-        num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
-        worker = pick_prefill(self.fleet.prompt_workers(), num_tokens, request.computed_at)
-        if worker is None:
-            return []
+        workers = self.fleet.prompt_workers()
+        if not workers:
+            refusal = self._policy.refuse_to_wait(request, self.fleet.missing_pools())
+            return self._fail(request, refusal) if refusal else []
+        token_ids = (*request.prompt_token_ids, *request.output_token_ids)
+        worker = pick_prefill(workers, token_ids, request.computed_at, self._random)
         request.phase, request.prefill, request.computed_at = Phase.PREFILL, worker.peer, worker.peer
         message = PrefillRequest(
             request_id=request.request_id,
@@ -286,9 +291,10 @@ class Requests:
 
     def _send_to_decode(self, request: Request, now: float) -> list[Effect]:
         assert request.kv is not None
-        worker = pick_decode(self.fleet.matching(request.kv.source.layout), len(request.kv.block_ids))
-        if worker is None:
+        workers = self.fleet.matching(request.kv.source.layout)
+        if not workers:
             return []
+        worker = pick_decode(workers, len(request.kv.block_ids), self._random)
         request.phase, request.decode = Phase.DECODE, worker.peer
         message = DecodeRequest(
             request_id=request.request_id,

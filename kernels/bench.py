@@ -1,4 +1,4 @@
-"""Times of single ops, as the chosen kernels run them: `python -m kernels.bench --help`.
+"""Times of single ops, as the chosen kernels run them: `python -m kernels.bench --help`; of collectives: group_bench.
 
 What an op reads is there as often as it takes to be larger than a core's caches, and used in turn, since a step reads
 all layers before it comes back to the first. The caches of keys and values are filled with random values.
@@ -10,6 +10,7 @@ import argparse
 import itertools
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from kernels import group_bench
 from kernels.blocks import AttentionWeights, LinearWeight, MLPWeights, NormWeight
 from kernels.cpu.cores import private_cores
 from kernels.cpu.library import NoNativeOps, usable_levels
@@ -174,12 +176,12 @@ def _decode_rows(num_rows: int, context: int) -> tuple[TokenRows, int]:
 
 
 def _random_kv(num_blocks: int, sizes: Sizes, dtype: torch.dtype) -> LayerKV:
-    """One layer's blocks, keys and values of a block one behind the other, in huge pages as a worker's cache."""
+    """One layer's blocks, keys and values of a head one behind the other, in huge pages as a worker's cache."""
     pair, size = values_per_word(dtype), sizes.head_dim
-    shape = (num_blocks, 2, sizes.kv_heads, _BLOCK_SIZE * size)
+    shape = (num_blocks, sizes.kv_heads, 2, _BLOCK_SIZE * size)
     blocks = HugeMemory().zeros(shape, dtype).copy_(torch.randn(shape))
-    keys = blocks[:, 0].unflatten(2, (size // pair, _BLOCK_SIZE, pair))
-    return LayerKV(keys, blocks[:, 1].unflatten(2, (_BLOCK_SIZE // pair, size, pair)))
+    keys = blocks[:, :, 0].unflatten(2, (size // pair, _BLOCK_SIZE, pair))
+    return LayerKV(keys, blocks[:, :, 1].unflatten(2, (_BLOCK_SIZE // pair, size, pair)))
 
 
 @torch.inference_mode()
@@ -216,7 +218,11 @@ def show(sizes: Sizes, timings: Sequence[Timing]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Defaults are SmolLM2-135M's sizes. Returns 1 when the kernels cannot do what is asked."""
-    parser = argparse.ArgumentParser(prog="python -m kernels.bench", description="Time single ops.")
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["all_reduce"]:
+        return group_bench.main(argv[1:])
+    description = "Time single ops, or with all_reduce as the first argument what groups of ranks exchange."
+    parser = argparse.ArgumentParser(prog="python -m kernels.bench", description=description)
     defaults = Sizes(hidden=576, heads=9, kv_heads=3, head_dim=64, mlp=1536, vocab=49152, rows=8, context=512)
     for name, value in asdict(defaults).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)

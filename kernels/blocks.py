@@ -1,7 +1,8 @@
 """Embedding, the two halves of a decoder layer, all layers in a row, and the head: contracts and references.
 
-Between the halves lie exactly the places where a model that is split over devices adds up its parts, so nothing finer
-is ever called by a model, and one that is not split calls all of them at once. The reference is put together from the
+Behind each half lies exactly the place where the ranks of a group, which have a part of every block, add up what they
+computed, so nothing finer is ever called by a model, and what runs all blocks in a row does that too. A bias on the
+linear at a block's end belongs to one rank. The reference is put together from the
 small ops; a device may run a whole block, or all of them, as it likes.
 """
 
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.decode_attention import decode_attention
+from kernels.group import Group
 from kernels.linear import pack_linear
 from kernels.paged_kv import LayerKV
 from kernels.prefill_attention import prefill_attention
@@ -108,7 +110,8 @@ class Decoder(Protocol):
     def __call__(self, x: Tensor, rows: TokenRows, layers: Sequence[LayerKV]) -> tuple[Tensor, Tensor]:
         """x: embeddings, [num_tokens, hidden_size], may be overwritten;  layers: the cache of each, always the same.
 
-        Returns (the last block's output, the residual).
+        Returns (the last block's output, the residual), the same at all ranks of a group.
+        Raises: GroupBroken.
         """
         ...
 
@@ -177,18 +180,34 @@ class ReferenceMLP:
         return self._down(silu_and_mul(self._gate_up(x))), residual
 
 
-class ReferenceDecoder:
-    """Written to be read."""
+class BlockDecoder:
+    """Block after block; what ranks computed with their part of each is added up."""
 
-    def __init__(self, layers: Iterable[LayerWeights]) -> None:
-        self._layers = [(ReferenceAttention(layer.attention), ReferenceMLP(layer.mlp)) for layer in layers]
+    def __init__(self, blocks: Sequence[tuple[AttentionBlock, MLPBlock]], group: Group | None = None) -> None:
+        """blocks: of every layer;  group: None where they are whole."""
+        self._blocks = blocks
+        self._group = group
 
     def __call__(self, x: Tensor, rows: TokenRows, layers: Sequence[LayerKV]) -> tuple[Tensor, Tensor]:
         residual: Tensor | None = None
-        for (attention, mlp), kv in zip(self._layers, layers, strict=True):
-            x, residual = mlp(*attention(x, residual, rows, kv))
+        for (attention, mlp), kv in zip(self._blocks, layers, strict=True):
+            x, residual = attention(x, residual, rows, kv)
+            self._add_up(x)
+            x, residual = mlp(x, residual)
+            self._add_up(x)
         assert residual is not None, "a model has layers"
         return x, residual
+
+    def _add_up(self, x: Tensor) -> None:
+        if self._group is not None:
+            self._group.all_reduce(x)
+
+
+class ReferenceDecoder(BlockDecoder):
+    """Written to be read."""
+
+    def __init__(self, layers: Iterable[LayerWeights], group: Group | None = None) -> None:
+        super().__init__([(ReferenceAttention(layer.attention), ReferenceMLP(layer.mlp)) for layer in layers], group)
 
 
 class ReferenceHead:

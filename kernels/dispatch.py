@@ -29,6 +29,7 @@ from kernels.blocks import (
 from kernels.cpu.cores import Cores
 from kernels.cpu.library import NoNativeOps
 from kernels.cpu.ops import CpuOps
+from kernels.group import Group
 
 logger = logging.getLogger(__name__)
 
@@ -94,9 +95,15 @@ class ReferenceOps:
     embedding = staticmethod(ReferenceEmbedding)
     attention = staticmethod(ReferenceAttention)
     mlp = staticmethod(ReferenceMLP)
-    decoder = staticmethod(ReferenceDecoder)
     head = staticmethod(ReferenceHead)
     argmax = staticmethod(argmax)
+
+    def __init__(self, group: Group | None = None) -> None:
+        """group: see choose_ops."""
+        self._group = group
+
+    def decoder(self, layers: Iterable[LayerWeights]) -> Decoder:
+        return ReferenceDecoder(layers, self._group)
 
     def tied(self, norm: NormWeight, weight: Tensor) -> tuple[Embedding, Head]:
         return ReferenceEmbedding(weight), ReferenceHead(norm, LinearWeight(weight))
@@ -134,10 +141,11 @@ class OpsRequest:
 NAMES = ("auto", "cpu", "reference")
 
 
-def choose_ops(name: str, request: OpsRequest, cores: Cores) -> Ops:
+def choose_ops(name: str, request: OpsRequest, cores: Cores, group: Group | None = None) -> Ops:
     """The ops called name; `auto` takes the best that this machine has and says so when that is not native.
 
     cores: which the native ops may use
+    group: of the ranks that have a part of every block each, this one among them; decoders add up the parts
     Raises: ValueError when there are none of that name, or they cannot do what is asked.
     """
     if name not in NAMES:
@@ -145,11 +153,12 @@ def choose_ops(name: str, request: OpsRequest, cores: Cores) -> Ops:
     if name == "reference":
         if request.quantization != "none":
             raise ValueError(f"quantization {request.quantization} is not there for kernels reference")
-        return ReferenceOps()
+        return ReferenceOps(group)
     try:
-        return CpuOps(*(request.dtype, request.head_dim, request.block_size, cores), quantization=request.quantization)
+        sizes = request.dtype, request.head_dim, request.block_size
+        return CpuOps(*sizes, cores, quantization=request.quantization, group=group)
     except NoNativeOps as error:
         if name == "cpu" or request.quantization != "none":
             raise ValueError(f"kernels cpu: {error}") from error
         logger.warning("slow: plain PyTorch ops are used, since %s", error)
-        return ReferenceOps()
+        return ReferenceOps(group)

@@ -13,7 +13,7 @@ def values_per_word(dtype: torch.dtype) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """One layer's view of the paged cache; any strides over blocks.
+    """One layer's view of the paged cache; any strides over blocks and heads.
 
     keys:    [num_blocks, num_kv_heads, head_dim / pair, block_size, pair]
     values:  [num_blocks, num_kv_heads, block_size / pair, head_dim, pair]

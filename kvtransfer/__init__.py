@@ -5,4 +5,9 @@
    blocks, checksums verified there; it ends with one `PullFinished`, whatever happens.
 3. decode releases (`SendRelease`), prefill learns of it (`KVReleased`) and withdraws the handoff.
 4. A cancelled or expired handoff is withdrawn (`Withdraw`): a fetch for it is refused from then on.
+
+Where worker groups are split into ranks, blocks go from rank to rank: each has a cache with some of the KV heads
+(`KVShard`), and its own `KVServer` or `KVPuller`. A receiving rank asks each sending one for the heads that it needs
+and that one has (`reshard`), so the two groups may be of different sizes. A block is head after head, which makes any
+range of heads one piece to send, to copy and to verify. Releases go from first rank to first rank.
 """

@@ -7,11 +7,10 @@ when a release arrives. Bytes are copied and verified when both sides have memor
 from collections import deque
 from collections.abc import Callable, Mapping
 
-import xxhash
-
 from common.errors import TransferError
 from common.ids import BlockId, PeerId, SequenceKey
-from common.wire import KVSource
+from common.kv_layout import KVLayout, head_checksums
+from common.kv_source import KVShard
 from kvtransfer.transport import (
     AbortPull,
     BlockCopy,
@@ -30,17 +29,19 @@ Deliver = Callable[[TransferEvent], None]
 
 
 class LoopbackSender:
-    """Implements `KVSender`. published: what may be fetched, by key."""
+    """Implements `KVSender`. published: what may be fetched, by key; memory: of a cache with all heads."""
 
-    def __init__(self, source: KVSource, deliver: Deliver, memory: memoryview | None = None) -> None:
+    is_alive = True
+
+    def __init__(self, shard: KVShard, deliver: Deliver, memory: memoryview | None = None) -> None:
         self.published: dict[SequenceKey, set[BlockId]] = {}
         self.memory = memory
-        self._source = source
+        self._shard = shard
         self._deliver = deliver
 
     @property
-    def source(self) -> KVSource:
-        return self._source
+    def shard(self) -> KVShard:
+        return self._shard
 
     def apply(self, effect: SenderEffect) -> None:
         match effect:
@@ -66,6 +67,8 @@ class LoopbackReceiver:
     pulls:     started and not finished, oldest first; end one with `complete` or `fail`
     releases:  sent and not arrived, oldest first; `arrive_release` delivers one, popping it loses it
     """
+
+    is_alive = True
 
     def __init__(
         self, senders: Mapping[PeerId, LoopbackSender], deliver: Deliver, memory: memoryview | None = None
@@ -93,18 +96,18 @@ class LoopbackReceiver:
         """Let a pull end as the sender's state and the bytes say."""
         start = self.pulls[key]
         sender = self._senders.get(start.kv.source.peer)
-        block_bytes = start.kv.source.layout.block_bytes
+        layout = start.kv.source.layout
         try:
             self._check_held(start, sender)
             if sender and sender.memory and self._memory:
                 for copy in start.copies:
-                    _copy_block(copy, sender.memory, self._memory, block_bytes)
+                    _copy_block(copy, sender.memory, self._memory, layout)
         except TransferError as error:
             self.fail(key, str(error))
             return
         del self.pulls[key]
         self._counts["kv_received_blocks"] += len(start.copies)
-        self._deliver(PullFinished(key, "", len(start.copies) * block_bytes))
+        self._deliver(PullFinished(key, "", len(start.copies) * layout.block_bytes))
 
     def fail(self, key: SequenceKey, error: str) -> None:
         """Let a pull end with an error."""
@@ -132,8 +135,9 @@ class LoopbackReceiver:
             raise TransferError(f"the source refused: it does not hold {start.key} (any more)")
 
 
-def _copy_block(copy: BlockCopy, source: memoryview, target: memoryview, block_bytes: int) -> None:
+def _copy_block(copy: BlockCopy, source: memoryview, target: memoryview, layout: KVLayout) -> None:
+    block_bytes = layout.block_bytes
     block = target[copy.target * block_bytes : (copy.target + 1) * block_bytes]
     block[:] = source[copy.source * block_bytes : (copy.source + 1) * block_bytes]
-    if xxhash.xxh3_64_intdigest(block) != copy.checksum:
+    if head_checksums(block, layout.head_bytes) != copy.checksums:
         raise TransferError(f"block {copy.source} of the source is corrupt")

@@ -4,12 +4,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import xxhash
-
 from common.errors import TransferError
 from common.ids import BlockId, SequenceKey
+from common.kv_layout import head_checksums
 from common.wire import Buffer, KVBlocks
+from kvtransfer.reshard import ShardPull
 from kvtransfer.route import Route
+from kvtransfer.shard_memory import ShardMemory
 from kvtransfer.transfer_counters import Refusal, TransferCounters
 from kvtransfer.transport import BlockCopy, StartPull
 
@@ -33,24 +34,31 @@ class Fetch:
 
 
 class Pull:
-    """The blocks of one `StartPull`, from asked for to verified. Writes into their targets, and nothing else does.
+    """What one `StartPull` takes from one shard, from asked for to verified.
+
+    Writes these heads of the blocks into their targets, and nothing else does.
 
     A block that comes wrong is asked for once more; if it comes wrong again, the pull fails.
+    heads:  of the model, of each block
     Mutable: which blocks are to be asked for, were retried, are missing; progress_s belongs to the caller.
     """
 
-    def __init__(self, start: StartPull, route: Route, memory: memoryview, counters: TransferCounters) -> None:
+    def __init__(
+        self, start: StartPull, part: ShardPull, route: Route, memory: ShardMemory, counters: TransferCounters
+    ) -> None:
         """Raises: TransferError when the source block ids are not unique."""
         self.key: SequenceKey = start.key
+        self.heads = part.heads
         self.route = route
         self.num_bytes = 0
         self.progress_s = 0.0
+        self.piece_bytes = len(part.heads) * memory.head_bytes
+        self._name = f"{start.key} from {part.shard.peer}"
         self._copies = {copy.source: copy for copy in start.copies}
         if len(self._copies) != len(start.copies):
             raise TransferError(
-                f"{start.key}: each block can be pulled once, got {len(start.copies)} copies with repeats"
+                f"{self._name}: each block can be pulled once, got {len(start.copies)} copies with repeats"
             )
-        self._block_bytes = start.kv.source.layout.block_bytes
         self._memory = memory
         self._counters = counters
         self._to_ask: deque[BlockId] = deque(self._copies)
@@ -77,7 +85,7 @@ class Pull:
         Raises: TransferError when the pull has failed by it.
         """
         if message.refusal:
-            raise TransferError(f"{self.key}: the source refused: {message.refusal}")
+            raise TransferError(f"{self._name}: the source refused: {message.refusal}")
         end = message.first + len(message.block_ids)
         if not message.block_ids or fetch.block_ids[message.first : end] != message.block_ids:
             self._counters.refuse("unasked")
@@ -91,7 +99,7 @@ class Pull:
             self._retry("reordered", skipped)
             return 0
         try:
-            blocks = self.route.blocks(message, buffers)
+            blocks = self.route.blocks(message, buffers, self.heads)
         except TransferError:
             self._retry("truncated", message.block_ids)
             return 0
@@ -101,17 +109,16 @@ class Pull:
         )
 
     def _take_block(self, copy: BlockCopy, block: Buffer) -> bool:
-        if len(block) != self._block_bytes:
+        if len(block) != self.piece_bytes:
             self._retry("truncated", [copy.source])
             return False
-        start = copy.target * self._block_bytes
-        target = self._memory[start : start + self._block_bytes]
+        target = self._memory.piece(copy.target, self.heads)
         target[:] = block
-        if xxhash.xxh3_64_intdigest(target) != copy.checksum:
+        if head_checksums(target, self._memory.head_bytes) != copy.checksums[self.heads.start : self.heads.stop]:
             self._retry("corrupt", [copy.source])
             return False
         self._missing.remove(copy.source)
-        self.num_bytes += self._block_bytes
+        self.num_bytes += self.piece_bytes
         return True
 
     def _retry(self, kind: Refusal, block_ids: Sequence[BlockId]) -> None:
@@ -119,7 +126,7 @@ class Pull:
         self._counters.refuse(kind)
         for block_id in block_ids:
             if block_id in self._retried:
-                raise TransferError(f"{self.key}: block {block_id} of the source came wrong twice, now {kind}")
+                raise TransferError(f"{self._name}: block {block_id} of the source came wrong twice, now {kind}")
             self._retried.add(block_id)
             self._to_ask.append(block_id)
             self._counters.add("kv_retried_blocks")

@@ -1,11 +1,13 @@
 """The receiving side of KV transfer: pulls blocks into reserved ones, and says when they are all verified.
 
-1. `StartPull`: layouts are compared, the route is chosen, a connection to the source is made or reused.
-2. Blocks are asked for in fetches of bounded size, a bounded number of them under way per source.
+1. `StartPull`: layouts are compared, our heads are shared out over the source's shards; for each that has some of
+   them the route is chosen, and a connection is made or reused.
+2. Blocks are asked for in fetches of bounded size, a bounded number of them under way per shard.
 3. Each run that answers a fetch is copied into its targets, and the targets' checksums are compared.
-4. `PullFinished` comes exactly once: when all blocks are verified, or with an error: refused, wrong twice,
-   the connection broke, no progress for pull_timeout_s, aborted, closed. After it nothing touches the targets.
-5. `SendRelease` goes to the source over the same connection.
+4. `PullFinished` comes exactly once: when all heads of all blocks are verified, or with an error: refused, wrong twice,
+   the connection broke, no progress for pull_timeout_s, aborted, closed. What fails at one shard ends at all of them.
+   After it nothing touches the targets.
+5. `SendRelease` goes to the source's first shard, over the same connection if there is one.
 """
 
 import itertools
@@ -14,17 +16,21 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import zmq
 
 from common.errors import BatonError, LayoutMismatch, TransferError, WireError
 from common.ids import PeerId, SequenceKey
 from common.kv_layout import KVLayout
+from common.kv_source import KVShard, KVSource
 from common.link_socket import ConnectionChange, max_connections
 from common.socket_thread import SocketThread
-from common.wire import Envelope, KVBlocks, KVSource, decode
+from common.wire import Envelope, KVBlocks, decode
 from kvtransfer.pull import Pull
+from kvtransfer.reshard import plan_pulls
 from kvtransfer.route import Mode, choose_route
+from kvtransfer.shard_memory import ShardMemory
 from kvtransfer.source_channel import SourceChannel
 from kvtransfer.transfer_counters import receiver_counters
 from kvtransfer.transport import AbortPull, PullFinished, ReceiverEffect, SendRelease, StartPull
@@ -36,10 +42,19 @@ IDLE_S = 60.0
 RECEIVE_BATCH = 16
 
 
+@dataclass(slots=True)
+class _Parts:
+    """The pulls of one `StartPull` that are under way, and where; num_bytes: of those that are complete."""
+
+    under_way: dict[Pull, SourceChannel]
+    num_bytes: int = 0
+
+
 class KVPuller:
     """Implements `KVReceiver`. One thread owns the sockets and every write to targets; it calls `deliver`.
 
-    memory:          the whole cache, num_blocks * block_bytes
+    memory:          the whole cache, which has these heads of the model's
+    layout:          of blocks with all heads
     mode:            see `choose_route`
     pull_timeout_s:  without a single block arriving
     """
@@ -49,14 +64,15 @@ class KVPuller:
         peer: PeerId,
         memory: memoryview,
         layout: KVLayout,
+        heads: range,
         deliver: Callable[[PullFinished], None],
         mode: Mode = "auto",
         pull_timeout_s: float = 10.0,
         idle_s: float = IDLE_S,
     ) -> None:
-        assert memory.nbytes % layout.block_bytes == 0, f"{memory.nbytes} bytes of {layout.block_bytes} a block"
+        assert 0 <= heads.start < heads.stop <= layout.num_kv_heads, f"{heads} of {layout.num_kv_heads} heads"
         self._peer = peer
-        self._memory = memory
+        self._memory = ShardMemory(memory, heads, layout.head_bytes)
         self._layout = layout
         self._deliver = deliver
         self._mode: Mode = mode
@@ -66,8 +82,8 @@ class KVPuller:
         self._effects: deque[ReceiverEffect] = deque()
         self._max_channels = max_connections()
         # The thread's:
-        self._channels: dict[tuple[PeerId, str], SourceChannel] = {}
-        self._channel_of: dict[SequenceKey, SourceChannel] = {}
+        self._channels: dict[KVShard, SourceChannel] = {}
+        self._parts: dict[SequenceKey, _Parts] = {}
         self._numbers = itertools.count(1)
         self._poller = zmq.Poller()
         self._thread = SocketThread(f"kv puller {peer}", self._run)
@@ -126,63 +142,70 @@ class KVPuller:
             case StartPull():
                 self._start(effect)
             case AbortPull(key):
-                if channel := self._channel_of.get(key):
-                    self._finish(channel, channel.pulls[key], "aborted")
+                self._fail(key, "aborted")
             case SendRelease(key, source):
                 try:
-                    self._channel(source).release(key)
+                    self._channel(source, source.shards[0]).release(key)
                 except BatonError as error:
                     self._counters.add("kv_releases_unsent")
                     logger.warning("cannot release %s at %s: %s", key, source.peer, error)
 
     def _start(self, start: StartPull) -> None:
-        assert start.key not in self._channel_of, f"{start.key} is being pulled already"
+        assert start.key not in self._parts, f"{start.key} is being pulled already"
         self._counters.add("kv_pulls")
         try:
             self._check_layout(start.kv.source)
-            channel = self._channel(start.kv.source)
-            pull = Pull(start, channel.route, self._memory, self._counters)
+            parts = self._parts_of(start)
         except BatonError as error:
             self._finished(start.key, str(error), 0)
             return
-        pull.progress_s = time.monotonic()
-        channel.pulls[start.key] = pull
-        self._channel_of[start.key] = channel
-        if pull.is_complete:  # nothing to copy
-            self._finish(channel, pull, "")
+        self._parts[start.key] = _Parts(parts)
+        for pull, channel in list(parts.items()):
+            pull.progress_s = time.monotonic()
+            channel.pulls.append(pull)
+            if pull.is_complete:  # nothing to copy
+                self._complete(channel, pull)
+
+    def _parts_of(self, start: StartPull) -> dict[Pull, SourceChannel]:
+        """A pull from each shard that we need. Raises: TransferError, ConfigError."""
+        source = start.kv.source
+        parts: dict[Pull, SourceChannel] = {}
+        for part in plan_pulls(source.shards, self._memory.heads):
+            channel = self._channel(source, part.shard)
+            parts[Pull(start, part, channel.route, self._memory, self._counters)] = channel
+        return parts
 
     def _check_layout(self, source: KVSource) -> None:
         if mismatches := self._layout.mismatches(source.layout):
             sides = f"{self._peer} != {source.peer}"
             raise LayoutMismatch(f"KV layouts differ, {sides}: {', '.join(mismatches)}")
 
-    def _channel(self, source: KVSource) -> SourceChannel:
-        """The connection to a source, made if there is none. Raises: TransferError, ConfigError."""
-        name = (source.peer, source.data_address)
-        if name in self._channels:
-            return self._channels[name]
+    def _channel(self, source: KVSource, shard: KVShard) -> SourceChannel:
+        """The connection to a shard, made if there is none. Raises: TransferError, ConfigError."""
+        if shard in self._channels:
+            return self._channels[shard]
         if len(self._channels) >= self._max_channels:
-            raise TransferError(f"cannot connect to {source.peer}: there are {len(self._channels)} sources already")
-        route = choose_route(self._mode, source)
-        if source.shm_name and route.with_data and self._mode != "tcp":
+            raise TransferError(f"cannot connect to {shard.peer}: there are {len(self._channels)} sources already")
+        route = choose_route(self._mode, source, shard)
+        if shard.shm_name and route.with_data and self._mode != "tcp":
             self._counters.add("kv_shm_unavailable")
-        channel = SourceChannel(self._thread.context, self._peer, source, route)
-        self._channels[name] = channel
+        channel = SourceChannel(self._thread.context, self._peer, shard, route)
+        self._channels[shard] = channel
         self._poller.register(channel.connection.socket, zmq.POLLIN)
         self._poller.register(channel.connection.monitor, zmq.POLLIN)
         return channel
 
     def _read_monitor(self, channel: SourceChannel) -> None:
-        address = channel.source.data_address
+        address = channel.shard.data_address
         for change in channel.connection.changes():
             match change:
                 case ConnectionChange.UP:
                     channel.flush(self._numbers)
                 case ConnectionChange.BROKEN:
-                    self._drop(channel, f"the connection to {channel.source.peer} at {address} broke")
+                    self._drop(channel, f"the connection to {channel.shard.peer} at {address} broke")
                     return
                 case ConnectionChange.FAILED:
-                    self._drop(channel, f"cannot connect to {channel.source.peer} at {address}")
+                    self._drop(channel, f"cannot connect to {channel.shard.peer} at {address}")
                     return
 
     def _receive(self, channel: SourceChannel) -> None:
@@ -195,7 +218,7 @@ class KVPuller:
                 envelope = decode([frame.buffer for frame in frames])
             except WireError as error:
                 self._counters.refuse("malformed")
-                logger.debug("data channel of %s: %s", channel.source.peer, error)
+                logger.debug("data channel of %s: %s", channel.shard.peer, error)
                 continue
             if isinstance(envelope.message, KVBlocks):
                 self._take(channel, envelope, envelope.message)
@@ -204,7 +227,7 @@ class KVPuller:
 
     def _take(self, channel: SourceChannel, envelope: Envelope, message: KVBlocks) -> None:
         fetch = channel.fetches.get(envelope.seq)
-        is_ours = envelope.to == self._peer and (envelope.sender == channel.source.peer or message.refusal)
+        is_ours = envelope.to == self._peer and (envelope.sender == channel.shard.peer or message.refusal)
         if fetch is None or not is_ours or fetch.pull.key != (message.request_id, message.attempt):
             self._counters.refuse("stale")
             return
@@ -212,22 +235,34 @@ class KVPuller:
         try:
             num_blocks = pull.take(fetch, message, envelope.buffers)
         except TransferError as error:
-            self._finish(channel, pull, str(error))
+            self._fail(pull.key, str(error))
             return
         if num_blocks:
             pull.progress_s = time.monotonic()
             self._counters.add("kv_received_blocks", num_blocks)
-            self._counters.add(f"kv_received_bytes_{pull.route.name}", num_blocks * self._layout.block_bytes)
+            self._counters.add(f"kv_received_bytes_{pull.route.name}", num_blocks * pull.piece_bytes)
         if fetch.is_answered:
             del channel.fetches[fetch.number]
             channel.flush(self._numbers)  # at once: the source works on the next one while we copy
         if pull.is_complete:
-            self._finish(channel, pull, "")
+            self._complete(channel, pull)
 
-    def _finish(self, channel: SourceChannel, pull: Pull, error: str) -> None:
+    def _complete(self, channel: SourceChannel, pull: Pull) -> None:
         channel.forget(pull)
-        del self._channel_of[pull.key]
-        self._finished(pull.key, error, pull.num_bytes)
+        parts = self._parts[pull.key]
+        parts.num_bytes += pull.num_bytes
+        del parts.under_way[pull]
+        if not parts.under_way:
+            del self._parts[pull.key]
+            self._finished(pull.key, "", parts.num_bytes)
+
+    def _fail(self, key: SequenceKey, error: str) -> None:
+        """End all that is under way for a key, if there is anything."""
+        if parts := self._parts.pop(key, None):
+            for pull, channel in parts.under_way.items():
+                channel.forget(pull)
+                parts.num_bytes += pull.num_bytes
+            self._finished(key, error, parts.num_bytes)
 
     def _finished(self, key: SequenceKey, error: str, num_bytes: int) -> None:
         if error:
@@ -236,29 +271,28 @@ class KVPuller:
 
     def _drop(self, channel: SourceChannel, reason: str) -> None:
         """Close a connection; its pulls end with an error. The next pull makes a new one."""
-        del self._channels[channel.source.peer, channel.source.data_address]
+        del self._channels[channel.shard]
         self._poller.unregister(channel.connection.socket)
         self._poller.unregister(channel.connection.monitor)
-        pulls = list(channel.pulls.values())
-        for pull in pulls:
-            self._finish(channel, pull, reason)
+        for pull in list(channel.pulls):
+            self._fail(pull.key, reason)
         self._counters.add("kv_releases_unsent", channel.num_unsent_releases)
         channel.connection.close()
 
     def _expire(self, now: float) -> None:
         for channel in list(self._channels.values()):
-            for pull in list(channel.pulls.values()):
+            for pull in list(channel.pulls):
                 if channel.is_waiting(pull):
                     pull.progress_s = now
                 elif now - pull.progress_s >= self._pull_timeout_s:
-                    self._finish(channel, pull, f"no block from {channel.source.peer} in {self._pull_timeout_s} s")
+                    self._fail(pull.key, f"no block from {channel.shard.peer} in {self._pull_timeout_s} s")
             if channel.is_idle and now - channel.used_s >= self._idle_s:
                 self._drop(channel, "not used")
 
     def _next_timeout_ms(self) -> int | None:
         """Until the first pull or connection may have to be given up; None when there is none."""
         due_s = [
-            min((pull.progress_s for pull in channel.pulls.values()), default=math.inf) + self._pull_timeout_s
+            min((pull.progress_s for pull in channel.pulls), default=math.inf) + self._pull_timeout_s
             for channel in self._channels.values()
         ]
         due_s += [channel.used_s + self._idle_s for channel in self._channels.values() if channel.is_idle]

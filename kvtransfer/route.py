@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from common.errors import TransferError
-from common.wire import Buffer, KVBlocks, KVSource
+from common.kv_source import KVShard, KVSource
+from common.wire import Buffer, KVBlocks
 from kvtransfer.shm import ShmRoute
 from kvtransfer.tcp import TcpRoute
 
@@ -27,26 +28,26 @@ class Route(Protocol):
     @property
     def with_data(self) -> bool: ...
 
-    def blocks(self, message: KVBlocks, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-        """The bytes of each block of the run, in its order. They may still have any length and content.
+    def blocks(self, message: KVBlocks, buffers: Sequence[Buffer], heads: range) -> Sequence[Buffer]:
+        """The bytes of these heads of each block of the run, in its order. They may still have any length and content.
 
         Raises: TransferError when bytes are missing or come where none were asked for.
         """
         ...
 
 
-def choose_route(mode: Mode, source: KVSource) -> Route:
-    """Shared memory where the source's very segment can be opened here, else frames.
+def choose_route(mode: Mode, source: KVSource, shard: KVShard) -> Route:
+    """Shared memory where the shard's very segment can be opened here, else frames.
 
     Containers may share a kernel and addresses, but not /dev/shm: only reading the nonce back proves anything.
     Raises: TransferError when the mode is "shm" and it cannot be had.
     """
-    if mode == "tcp" or (mode == "auto" and not source.shm_name):
+    if mode == "tcp" or (mode == "auto" and not shard.shm_name):
         return TcpRoute()
     try:
-        return ShmRoute(source)
+        return ShmRoute(source, shard)
     except TransferError as error:
         if mode == "shm":
             raise
-        logger.info("KV of %s comes over tcp: %s", source.peer, error)
+        logger.info("KV of %s comes over tcp: %s", shard.peer, error)
         return TcpRoute()

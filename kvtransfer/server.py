@@ -5,6 +5,8 @@
    bounds what can pile up here for a receiver that does not read.
 3. The answer is one or several `KVBlocks`, whose frames are views of the cache, or one with a refusal.
 4. `KVRelease` says that the receiver has everything.
+
+Each rank of a worker group has a server of its own, for the heads that it has.
 """
 
 import logging
@@ -16,9 +18,19 @@ import zmq
 from common.errors import ConfigError, WireError
 from common.ids import BlockId, PeerId, SequenceKey
 from common.kv_layout import KVLayout
+from common.kv_source import KVShard
 from common.link_socket import bind, set_options
 from common.socket_thread import SocketThread
-from common.wire import MAX_HEADER_BYTES, Envelope, KVBlocks, KVFetch, KVRelease, KVSource, decode, encode
+from common.wire import (
+    MAX_HEADER_BYTES,
+    Envelope,
+    KVBlocks,
+    KVFetch,
+    KVRelease,
+    decode,
+    encode,
+)
+from kvtransfer.shard_memory import ShardMemory
 from kvtransfer.shm import SharedSegment
 from kvtransfer.transfer_counters import sender_counters
 from kvtransfer.transport import KVReleased, Publish, SenderEffect, Withdraw
@@ -38,8 +50,9 @@ larger one leaves the cores' caches: 2.1 GB/s instead of 2.7 (190 MB, two cores 
 class KVServer:
     """Implements `KVSender`. One thread owns the socket; it calls `deliver`, with nothing locked.
 
-    memory:   the whole cache, num_blocks * block_bytes; only read
-    segment:  the shared memory that `memory` lies in, if it does
+    memory:      the whole cache, num_blocks * block_bytes; only read
+    layout:      of this cache, which has the model's heads from first_head on
+    segment:     the shared memory that `memory` lies in, if it does
     """
 
     def __init__(
@@ -47,16 +60,15 @@ class KVServer:
         peer: PeerId,
         memory: memoryview,
         layout: KVLayout,
+        first_head: int,
         deliver: Callable[[KVReleased], None],
         bind_to: str,
         advertise_host: str | None = None,
         segment: SharedSegment | None = None,
     ) -> None:
         """Raises: ConfigError when the data channel cannot be bound."""
-        assert memory.nbytes % layout.block_bytes == 0, f"{memory.nbytes} bytes of {layout.block_bytes} a block"
         self._peer = peer
-        self._memory = memory
-        self._block_bytes = layout.block_bytes
+        self._memory = ShardMemory(memory, range(first_head, first_head + layout.num_kv_heads), layout.head_bytes)
         self._deliver = deliver
         self._counters = sender_counters()
         self._lock = threading.Lock()
@@ -73,19 +85,19 @@ class KVServer:
         except ConfigError:
             self._thread.close()
             raise
-        self._source = KVSource(
+        self._shard = KVShard(
             peer=peer,
             data_address=address,
             shm_name=segment.name if segment else "",
             shm_nonce=segment.nonce if segment else "",
-            layout=layout,
-            num_blocks=memory.nbytes // layout.block_bytes,
+            first_head=first_head,
+            num_heads=layout.num_kv_heads,
         )
         self._thread.start()
 
     @property
-    def source(self) -> KVSource:
-        return self._source
+    def shard(self) -> KVShard:
+        return self._shard
 
     @property
     def is_alive(self) -> bool:
@@ -148,17 +160,22 @@ class KVServer:
         elif not fetch.with_data:
             answer(_blocks(fetch, 0, fetch.block_ids))
         else:
-            run_length = max(1, RUN_BYTES // self._block_bytes)
+            piece_bytes = fetch.num_heads * self._memory.head_bytes
+            run_length = max(1, RUN_BYTES // piece_bytes)
             for first in range(0, len(fetch.block_ids), run_length):
                 block_ids = fetch.block_ids[first : first + run_length]
-                if not answer(_blocks(fetch, first, block_ids), [self._view(block_id) for block_id in block_ids]):
+                pieces = [self._memory.piece(block_id, fetch.heads) for block_id in block_ids]
+                if not answer(_blocks(fetch, first, block_ids), pieces):
                     return
                 self._counters.add("kv_sent_blocks", len(block_ids))
-                self._counters.add("kv_sent_bytes", len(block_ids) * self._block_bytes)
+                self._counters.add("kv_sent_bytes", len(block_ids) * piece_bytes)
 
     def _refusal(self, to: PeerId, fetch: KVFetch) -> str:
         if to != self._peer:
             return f"this is {self._peer}, not {to}"
+        ours, end = self._memory.heads, fetch.first_head + fetch.num_heads
+        if not ours.start <= fetch.first_head < end <= ours.stop:
+            return f"{self._peer} has heads {ours.start} to {ours.stop - 1}, got {fetch.first_head} to {end - 1}"
         key = SequenceKey(fetch.request_id, fetch.attempt)
         with self._lock:
             published = self._published.get(key)
@@ -167,10 +184,6 @@ class KVServer:
             if unknown := sorted(set(fetch.block_ids) - published):
                 return f"{self._peer} holds {key}, but blocks {unknown[:5]} are not part of it"
         return ""
-
-    def _view(self, block_id: BlockId) -> memoryview:
-        start = block_id * self._block_bytes
-        return self._memory[start : start + self._block_bytes]
 
     def _send(self, frames: Sequence[bytes | bytearray | memoryview]) -> bool:
         """Without copying large frames. False when the receiver is gone, or does not keep to its window."""

@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.errors import ConfigError, TransferError
-from common.wire import Buffer, KVBlocks, KVSource
+from common.kv_source import KVShard, KVSource
+from common.wire import Buffer, KVBlocks
+from kvtransfer.shard_memory import ShardMemory
 
 logger = logging.getLogger(__name__)
 
@@ -105,31 +107,30 @@ class ShmRoute:
     name = "shm"
     with_data = False
 
-    def __init__(self, source: KVSource) -> None:
+    def __init__(self, source: KVSource, shard: KVShard) -> None:
         """Raises: TransferError when the segment is not to be found here, or is another one."""
-        self._block_bytes = source.layout.block_bytes
-        num_bytes = source.num_blocks * self._block_bytes
-        if not source.shm_name.startswith(PREFIX) or "/" in source.shm_name:
-            raise TransferError(f"{source.peer} has no shared memory, it names {source.shm_name!r}")
+        head_bytes = source.layout.head_bytes
+        num_bytes = source.num_blocks * shard.num_heads * head_bytes
+        if not shard.shm_name.startswith(PREFIX) or "/" in shard.shm_name:
+            raise TransferError(f"{shard.peer} has no shared memory, it names {shard.shm_name!r}")
         try:
-            file = os.open(DIRECTORY / source.shm_name, os.O_RDONLY)
+            file = os.open(DIRECTORY / shard.shm_name, os.O_RDONLY)
         except OSError as error:
-            raise TransferError(f"shared memory of {source.peer}: {error}") from error
+            raise TransferError(f"shared memory of {shard.peer}: {error}") from error
         try:
             if os.fstat(file).st_size < HEADER_BYTES + num_bytes:
-                raise TransferError(f"shared memory of {source.peer} is smaller than its {num_bytes} bytes of cache")
+                raise TransferError(f"shared memory of {shard.peer} is smaller than its {num_bytes} bytes of cache")
             flags = mmap.MAP_SHARED | mmap.MAP_POPULATE  # 1 ms for 35 MB now, or five times that in the middle of pulls
             mapped = mmap.mmap(file, HEADER_BYTES + num_bytes, flags=flags, prot=mmap.PROT_READ)
         finally:
             os.close(file)
-        wanted = (_MAGIC, _VERSION, source.shm_nonce.encode(), num_bytes)
+        wanted = (_MAGIC, _VERSION, shard.shm_nonce.encode(), num_bytes)
         if _HEADER.unpack_from(mapped) != wanted:
-            raise TransferError(f"shared memory named {source.shm_name} here is not the one of {source.peer}")
-        self._memory = memoryview(mapped)[HEADER_BYTES:]
+            raise TransferError(f"shared memory named {shard.shm_name} here is not the one of {shard.peer}")
+        self._memory = ShardMemory(memoryview(mapped)[HEADER_BYTES:], shard.heads, head_bytes)
 
-    def blocks(self, message: KVBlocks, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
+    def blocks(self, message: KVBlocks, buffers: Sequence[Buffer], heads: range) -> Sequence[Buffer]:
         """A view of each block of a granted run, none of it copied."""
         if buffers:
             raise TransferError(f"a grant comes without data, got {len(buffers)} frames")
-        size = self._block_bytes
-        return [self._memory[block_id * size : (block_id + 1) * size] for block_id in message.block_ids]
+        return [self._memory.piece(block_id, heads) for block_id in message.block_ids]

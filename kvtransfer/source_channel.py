@@ -1,4 +1,4 @@
-"""A receiver's connection to one source: which pulls it serves, and how much is under way at a time."""
+"""A receiver's connection to one shard of a source: which pulls it serves, and how much is under way at a time."""
 
 import time
 from collections import deque
@@ -8,14 +8,15 @@ from typing import Any
 import zmq
 
 from common.ids import PeerId, SequenceKey
+from common.kv_source import KVShard
 from common.link_socket import Connection
-from common.wire import Envelope, KVFetch, KVRelease, KVSource, Message, encode
+from common.wire import Envelope, KVFetch, KVRelease, Message, encode
 from kvtransfer.pull import Fetch, Pull
 from kvtransfer.route import Route
 
 FETCH_BYTES = 4 * 2**20
 MAX_FETCHES = 4
-"""Window per source: 16 MiB under way, enough for 10 Gbit/s at 10 ms, little enough to forget about."""
+"""Window per shard: 16 MiB under way, enough for 10 Gbit/s at 10 ms, little enough to forget about."""
 GRANT_BYTES = 16 * 2**20
 """Of a fetch without data: nothing is under way, and an answer costs as much time as 1 MB of copying (4 MiB each: 4.6
 GB/s, 16 MiB: 5.3). A longer run would keep the thread from whatever else comes meanwhile."""
@@ -23,22 +24,22 @@ MAX_QUEUED = 1000
 
 
 class SourceChannel:
-    """Pulls from one source share its window, the oldest first. Belongs to the transfer thread.
+    """Pulls from one shard share its window, the oldest first. Belongs to the transfer thread.
 
     Mutable: pulls (oldest first), fetches under way by number, releases that wait for the connection, used_s.
     """
 
-    def __init__(self, context: "zmq.Context[Any]", me: PeerId, source: KVSource, route: Route) -> None:
-        """Raises: ConfigError when the source's address is not one, or there are no sockets left."""
-        self.source = source
+    def __init__(self, context: "zmq.Context[Any]", me: PeerId, shard: KVShard, route: Route) -> None:
+        """Raises: ConfigError when the shard's address is not one, or there are no sockets left."""
+        self.shard = shard
         self.route = route
-        self.connection = Connection(context, zmq.DEALER, source.data_address, MAX_QUEUED)
-        self.pulls: dict[SequenceKey, Pull] = {}
+        self.connection = Connection(context, zmq.DEALER, shard.data_address, MAX_QUEUED)
+        self.pulls: list[Pull] = []
         self.fetches: dict[int, Fetch] = {}
         self.used_s = time.monotonic()
         self._me = me
         self._releases: deque[SequenceKey] = deque()
-        self._fetch_blocks = max(1, (FETCH_BYTES if route.with_data else GRANT_BYTES) // source.layout.block_bytes)
+        self._fetch_bytes = FETCH_BYTES if route.with_data else GRANT_BYTES
 
     @property
     def is_idle(self) -> bool:
@@ -53,7 +54,7 @@ class SourceChannel:
 
     def forget(self, pull: Pull) -> None:
         """From now on answers for this pull are stale."""
-        del self.pulls[pull.key]
+        self.pulls.remove(pull)
         for number in [number for number, fetch in self.fetches.items() if fetch.pull is pull]:
             del self.fetches[number]
 
@@ -67,9 +68,9 @@ class SourceChannel:
             return
         while self._releases and self._send(0, _release(self._releases[0])):
             self._releases.popleft()
-        for pull in self.pulls.values():
+        for pull in self.pulls:
             while pull.wants_more and len(self.fetches) < MAX_FETCHES:
-                fetch = pull.next_fetch(next(numbers), self._fetch_blocks)
+                fetch = pull.next_fetch(next(numbers), max(1, self._fetch_bytes // pull.piece_bytes))
                 self.fetches[fetch.number] = fetch
                 if not self._send(fetch.number, self._fetch_message(fetch)):
                     return  # the connection has just broken; its monitor will say so
@@ -77,15 +78,20 @@ class SourceChannel:
     def _fetch_message(self, fetch: Fetch) -> KVFetch:
         request_id, attempt = fetch.pull.key
         return KVFetch(
-            request_id=request_id, attempt=attempt, block_ids=fetch.block_ids, with_data=self.route.with_data
+            request_id=request_id,
+            attempt=attempt,
+            block_ids=fetch.block_ids,
+            first_head=fetch.pull.heads.start,
+            num_heads=len(fetch.pull.heads),
+            with_data=self.route.with_data,
         )
 
     def _send(self, number: int, message: Message) -> bool:
-        """number: of the fetch; the source repeats it in its answers."""
+        """number: of the fetch; the shard repeats it in its answers."""
         self.used_s = time.monotonic()
         try:
             self.connection.socket.send_multipart(
-                encode(Envelope(self._me, self.source.peer, number, message)), zmq.NOBLOCK
+                encode(Envelope(self._me, self.shard.peer, number, message)), zmq.NOBLOCK
             )
         except zmq.Again:
             return False

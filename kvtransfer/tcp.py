@@ -12,7 +12,7 @@ class TcpRoute:
     name = "tcp"
     with_data = True
 
-    def blocks(self, message: KVBlocks, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
+    def blocks(self, message: KVBlocks, buffers: Sequence[Buffer], heads: range) -> Sequence[Buffer]:
         """Raises: TransferError when there is not one frame a block."""
         if len(buffers) != len(message.block_ids):
             raise TransferError(f"{len(message.block_ids)} blocks come in as many frames, got {len(buffers)}")

@@ -41,6 +41,7 @@ class TransferCounters:
 
 
 def receiver_counters() -> TransferCounters:
+    """A block that comes in parts, its heads from several shards, counts once a part."""
     return TransferCounters(
         "kv_pulls",
         "kv_pulls_failed",

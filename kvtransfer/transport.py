@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from common.ids import BlockId, SequenceKey
-from common.wire import KVDescriptor, KVSource
+from common.kv_layout import HeadChecksums
+from common.kv_source import KVDescriptor, KVShard, KVSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +25,19 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """One block to pull: from the source's block into our reserved one."""
+    """One block to pull: from the source's block into our reserved one.
+
+    checksums: of all heads of the model
+    """
 
     source: BlockId
     target: BlockId
-    checksum: int
+    checksums: HeadChecksums
 
 
 @dataclass(frozen=True, slots=True)
 class StartPull:
-    """Decode effect: pull these blocks. The targets stay reserved until `PullFinished` says otherwise."""
+    """Decode effect: pull our heads of these blocks. The targets stay reserved until `PullFinished` says otherwise."""
 
     key: SequenceKey
     kv: KVDescriptor
@@ -49,7 +53,7 @@ class AbortPull:
 
 @dataclass(frozen=True, slots=True)
 class SendRelease:
-    """Decode effect: tell the source that every block arrived. Lost releases are covered by the lease."""
+    """Decode effect: tell the source's first rank that every block arrived. Lost releases are covered by the lease."""
 
     key: SequenceKey
     source: KVSource
@@ -81,10 +85,15 @@ TransferEvent = PullFinished | KVReleased
 
 
 class KVSender(Protocol):
-    """The prefill side: serves fetches on its own thread, out of the cache's memory."""
+    """The prefill side of one rank: serves fetches on its own thread, out of the cache's memory."""
 
     @property
-    def source(self) -> KVSource: ...
+    def shard(self) -> KVShard: ...
+
+    @property
+    def is_alive(self) -> bool:
+        """False when it was closed, or cannot go on."""
+        ...
 
     def apply(self, effect: SenderEffect) -> None:
         """Never blocks."""
@@ -94,7 +103,12 @@ class KVSender(Protocol):
 
 
 class KVReceiver(Protocol):
-    """The decode side: pulls on its own thread, into reserved blocks of the cache's memory."""
+    """The decode side of one rank: pulls on its own thread, into reserved blocks of the cache's memory."""
+
+    @property
+    def is_alive(self) -> bool:
+        """False when it was closed, or cannot go on."""
+        ...
 
     def apply(self, effect: ReceiverEffect) -> None:
         """Never blocks; the outcome of a pull comes as an event."""

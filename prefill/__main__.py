@@ -1,18 +1,25 @@
-"""`baton prefill`: one prefill worker process."""
+"""`baton prefill`: one prefill worker, or the process of one of its ranks."""
 
 import logging
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from queue import SimpleQueue
 
 from common.config import PrefillCommand
 from common.engine.block_manager import BlockManager
+from common.engine.rank import RankPart, run_rank
+from common.engine.rank_channel import Applied, Transfer
+from common.engine.worker_group import WorkerGroup
 from common.engine.worker_loop import Stop, WorkerLoop
-from common.engine.worker_main import load_engine, run_until_stopped, unwind_on_sigterm, watch_gateways
+from common.engine.worker_main import Engine, load_engine, run_until_stopped, unwind_on_sigterm, watch_gateways
 from common.errors import ConfigError
+from common.kv_source import KVSource
 from common.links import Links
 from common.log import set_up_logging
 from common.service import LinkEvent
 from common.supervisor.channel import SupervisorChannel
 from common.wire import Role
+from kvtransfer.group import GroupSender, RankSide, decode_shard
 from kvtransfer.server import KVServer
 from kvtransfer.shm import SharedSegment, remove_dead_segments
 from kvtransfer.transport import KVReleased, SenderEffect
@@ -22,69 +29,106 @@ from prefill.service import PrefillService
 logger = logging.getLogger(__name__)
 
 
+class CacheMemory:
+    """Memory for one cache: a segment that decode workers of this host can read, where that is possible.
+
+    segments: what removes it in the end
+    """
+
+    def __init__(self, transport: str, segments: ExitStack) -> None:
+        self.segment: SharedSegment | None = None
+        self._transport = transport
+        self._segments = segments
+
+    def allocate(self, num_bytes: int) -> memoryview | None:
+        """None: the cache need not be shared, or cannot be. Raises: ConfigError if it must be, and cannot."""
+        if self._transport == "tcp":
+            return None
+        try:
+            self.segment = self._segments.enter_context(closing(SharedSegment(num_bytes)))
+        except ConfigError as error:
+            if self._transport == "shm":
+                raise
+            logger.warning("KV is not shared but sent: %s", error)
+            return None
+        return self.segment.memory
+
+
 def run(command: PrefillCommand, channel: SupervisorChannel | None) -> int:
-    """Serve until stopped; return the exit code. Raises: ConfigError, ModelError when it cannot start."""
-    options, transfer = command.worker, command.transfer
-    set_up_logging(options.name or "prefill", command.log.log_level, command.log.log_format)
+    """Serve until stopped; return the exit code. Raises: ConfigError, ModelError, GroupFailed."""
+    set_up_logging(command.worker.name or "prefill", command.log.log_level, command.log.log_format)
     for name in remove_dead_segments():  # their memory counts as used
         logger.info("removed %s, whose worker is gone", name)
-    segments: list[SharedSegment] = []
-
-    def allocate(num_bytes: int) -> memoryview | None:
-        segment = _share_memory(num_bytes, transfer.kv_transport)
-        if segment is None:
-            return None
-        segments.append(segment)
-        return segment.memory
-
     unwind_on_sigterm()
-    try:
-        engine = load_engine(Role.PREFILL, command.model, options, channel, allocate)
-        inbox: SimpleQueue[LinkEvent | KVReleased | Stop] = SimpleQueue()
-        segment = segments[0] if segments else None
-        server = KVServer(
-            *(engine.peer, engine.cache.memory, engine.layout, inbox.put),
-            *(transfer.data_bind, options.advertise_host, segment),
-        )
-        links = Links(engine.peer, options.bind, options.advertise_host, lambda _: loop.current_status(), inbox.put)
-        blocks = BlockManager(engine.num_blocks, engine.layout.block_size)
-        scheduler = PrefillScheduler(
-            blocks,
-            max_batch_tokens=command.prefill.max_batch_prefill_tokens,
-            max_step_s=command.prefill.max_step_ms / 1000,
-            lease_s=transfer.kv_lease,
-        )
-        loop: WorkerLoop[KVReleased, SenderEffect] = WorkerLoop(
-            PrefillService(engine.identity(links.address), server.source, blocks, scheduler),
-            engine.runner,
-            inbox=inbox,
-            send=links.send,
-            apply_transfer=server.apply,
-            extra_counters=lambda: {**links.counters(), **server.counters(), **engine.runner.counters()},
-            is_healthy=lambda: links.is_alive and server.is_alive,
-            watch=watch_gateways(options.gateway),
-            drain_timeout_s=options.drain_timeout,
-            on_tick=engine.on_tick,
-        )
-        run_until_stopped(loop, links, inbox, options.gateway, channel)
-        server.close()
-    finally:
-        for segment in segments:
-            segment.close()
+    with ExitStack() as segments:
+        memory = CacheMemory(command.transfer.kv_transport, segments)
+        if command.rank.rank_fd >= 0:
+            return run_rank(Role.PREFILL, command, memory.allocate, lambda part, _: _rank_sender(command, part, memory))
+        with load_engine(Role.PREFILL, command, channel, memory.allocate) as engine:
+            return _serve(command, engine, memory, channel)
+
+
+def _serve(command: PrefillCommand, engine: Engine, memory: CacheMemory, channel: SupervisorChannel | None) -> int:
+    options = command.worker
+    inbox: SimpleQueue[LinkEvent | KVReleased | Stop] = SimpleQueue()
+    part = RankPart(engine.peer, engine.plan, engine.plan.shards[0], engine.own)
+    server = _server(command, part, memory, inbox.put)
+    links = Links(engine.peer, options.bind, options.advertise_host, lambda _: loop.current_status(), inbox.put)
+    blocks = BlockManager(engine.num_blocks, engine.layout.block_size)
+    scheduler = PrefillScheduler(
+        blocks,
+        max_batch_tokens=command.prefill.max_batch_prefill_tokens,
+        max_step_s=command.prefill.max_step_ms / 1000,
+        lease_s=command.transfer.kv_lease,
+    )
+    loop: WorkerLoop[KVReleased, SenderEffect] = WorkerLoop(
+        PrefillService(engine.identity(links.address), _source(engine, server), blocks, scheduler),
+        engine.runner,
+        inbox=inbox,
+        send=links.send,
+        apply_transfer=_apply_to_all(engine.group, server),
+        extra_counters=lambda: {**links.counters(), **server.counters(), **engine.runner.counters()},
+        is_healthy=lambda: links.is_alive and server.is_alive and engine.is_alive,
+        watch=watch_gateways(options.gateway),
+        drain_timeout_s=options.drain_timeout,
+        on_tick=engine.own.on_tick,
+    )
+    run_until_stopped(loop, links, inbox, options.gateway, channel)
+    server.close()
     return 0
 
 
-def _share_memory(num_bytes: int, transport: str) -> SharedSegment | None:
-    """A segment that decode workers on this host can read.
+def _source(engine: Engine, server: KVServer) -> KVSource:
+    """Where the KV of all ranks is."""
+    shards = server.shard, *(decode_shard(transfer) for transfer in engine.transfers)
+    return KVSource(peer=engine.peer, layout=engine.layout, num_blocks=engine.num_blocks, shards=shards)
 
-    Raises: ConfigError if shared memory is required and there is none.
-    """
-    if transport == "tcp":
-        return None
-    try:
-        return SharedSegment(num_bytes)
-    except ConfigError as error:
-        if transport == "shm":
-            raise
-        logger.warning("KV is not shared but sent: %s", error)
-        return None
+
+def _apply_to_all(group: WorkerGroup | None, server: KVServer) -> Callable[[SenderEffect], None]:
+    if group is None:
+        return server.apply
+
+    def publish(effect: bytes) -> None:
+        group.log(Transfer(effect, is_answered=True))
+        group.collect(Applied)
+
+    return GroupSender(server, publish, lambda effect: group.tell(Transfer(effect, is_answered=False))).apply
+
+
+def _rank_sender(command: PrefillCommand, part: RankPart, memory: CacheMemory) -> RankSide:
+    server = _server(command, part, memory, _never_released)
+    return RankSide(server, server.shard)
+
+
+def _never_released(event: KVReleased) -> None:
+    logger.warning("%s was released here, and not at rank 0", event.key)
+
+
+def _server(
+    command: PrefillCommand, part: RankPart, memory: CacheMemory, deliver: Callable[[KVReleased], None]
+) -> KVServer:
+    layout = part.plan.layout_at(part.shard.rank)
+    return KVServer(
+        *(part.peer, part.own.cache.memory, layout, part.shard.kv_heads.start, deliver),
+        *(command.transfer.data_bind, command.worker.advertise_host, memory.segment),
+    )

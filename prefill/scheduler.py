@@ -4,9 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from common.engine.block_manager import BlockHash, BlockManager, hash_blocks
+from common.block_hashes import BlockHash, hash_blocks, num_shareable_blocks
+from common.engine.block_manager import BlockManager
 from common.engine.step import ScheduledSequence, StepPlan, StepResult
 from common.ids import BlockId, PeerId, SequenceKey
+from common.kv_layout import HeadChecksums
 from common.sampling import Finish, SamplingParams, check_finish
 from common.wire import PrefillRequest
 
@@ -35,7 +37,7 @@ class PrefillSequence:
     hashes: list[BlockHash]
     token_ids: tuple[int, ...]
     block_table: list[BlockId] = field(default_factory=list[BlockId])
-    checksums: list[int] = field(default_factory=list[int])
+    checksums: list[HeadChecksums] = field(default_factory=list[HeadChecksums])
     num_computed: int = 0
     num_cached: int = 0
     lease_until_s: float = 0.0
@@ -128,8 +130,12 @@ class PrefillScheduler:
 
     @property
     def num_unfinished_tokens(self) -> int:
-        """Prompt tokens that are still to be computed."""
-        return sum(s.num_remaining for queue in (self._waiting, self._running) for s in queue.values())
+        """Prompt tokens that are still to be computed; those of a waiting prompt that are cached now are not."""
+        num_running = sum(sequence.num_remaining for sequence in self._running.values())
+        return num_running + sum(self._num_to_compute(sequence) for sequence in self._waiting.values())
+
+    def _num_to_compute(self, waiting: PrefillSequence) -> int:
+        return waiting.num_remaining - len(self._match(waiting)) * self._blocks.block_size
 
     def waiting(self) -> list[PrefillSequence]:
         return list(self._waiting.values())
@@ -217,7 +223,7 @@ class PrefillScheduler:
 
     def _match(self, sequence: PrefillSequence) -> list[BlockId]:
         """Cached blocks of its prefix. Its last token is always computed, for the logits."""
-        most = (len(sequence.token_ids) - 1) // self._blocks.block_size
+        most = num_shareable_blocks(len(sequence.token_ids), self._blocks.block_size)
         return self._blocks.match(sequence.hashes[:most])
 
     def _num_blocks_to_start(self, sequence: PrefillSequence, cached: list[BlockId]) -> int:
@@ -231,7 +237,7 @@ class PrefillScheduler:
         self._blocks.share(cached)
         fresh = self._blocks.num_blocks_for(len(sequence.token_ids)) - len(cached)
         sequence.block_table = cached + self._blocks.allocate(fresh)
-        sequence.checksums = [self._blocks.checksum(block_id) for block_id in cached]
+        sequence.checksums = [self._blocks.checksums(block_id) for block_id in cached]
         sequence.num_computed = sequence.num_cached = len(cached) * self._blocks.block_size
         self._running[sequence.key] = sequence
 
@@ -287,11 +293,11 @@ class PrefillScheduler:
 
     def _seal(self, sequence: PrefillSequence, planned: ScheduledSequence, result: StepResult) -> None:
         for block_id in planned.seal:
-            index, checksum = len(sequence.checksums), result.checksums[block_id]
+            index, checksums = len(sequence.checksums), result.checksums[block_id]
             assert sequence.block_table[index] == block_id
-            sequence.checksums.append(checksum)
+            sequence.checksums.append(checksums)
             if index < len(sequence.hashes):
-                self._blocks.seal(block_id, sequence.hashes[index], checksum)
+                self._blocks.seal(block_id, sequence.hashes[index], checksums)
 
     def _finish(self, sequence: PrefillSequence, token_id: int, now: float) -> Prefilled:
         finish = check_finish(sequence.sampling, (*sequence.output_token_ids, token_id))

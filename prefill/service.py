@@ -4,13 +4,12 @@ from common.engine.block_manager import BlockManager
 from common.engine.step import StepPlan, StepResult
 from common.engine.worker import Gateways, StepCounters, WorkerIdentity, ended, num_tokens_at_end
 from common.ids import PeerId, SequenceKey
+from common.kv_source import KVDescriptor, KVSource
 from common.service import LinkEvent, LinkFull, LinkLost, Received, Send, Tick
 from common.wire import (
     Cancel,
     EndReason,
     GatewayStatus,
-    KVDescriptor,
-    KVSource,
     PrefillDone,
     PrefillRequest,
     Role,

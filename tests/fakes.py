@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from hashlib import blake2b
 
-import xxhash
-
 from common.engine.step import ScheduledSequence, StepPlan, StepResult
-from common.ids import BlockId
-from common.kv_layout import KVLayout
+from common.ids import BlockId, PeerId
+from common.kv_layout import KVLayout, head_checksums
+from common.kv_source import KVShard, KVSource
 from common.sampling import SamplingParams
 
 VOCAB_SIZE = 50_000
@@ -26,6 +25,19 @@ def fake_layout(block_size: int = 4) -> KVLayout:
         block_size=block_size,
         model_hash="fake-model",
     )
+
+
+def fake_source(peer: PeerId, layout: KVLayout, num_blocks: int) -> KVSource:
+    """Of a group of one rank, at an address where nobody is."""
+    shard = KVShard(
+        peer=peer,
+        data_address="tcp://prefill:1",
+        shm_name="",
+        shm_nonce="",
+        first_head=0,
+        num_heads=layout.num_kv_heads,
+    )
+    return KVSource(peer=peer, layout=layout, num_blocks=num_blocks, shards=(shard,))
 
 
 def next_token(token_ids: Sequence[int], sampling: SamplingParams) -> int:
@@ -69,7 +81,7 @@ class FakeRunner:
             self._write(sequence)
         sampled = {s.key: self._sample(s, s.sampling) for s in plan.sequences if s.sampling is not None}
         sealed = {block_id for s in plan.sequences for block_id in s.seal}
-        checksums = {block_id: xxhash.xxh3_64_intdigest(self.block(block_id)) for block_id in sealed}
+        checksums = {block_id: head_checksums(self.block(block_id), self.layout.head_bytes) for block_id in sealed}
         return StepResult(sampled=sampled, checksums=checksums, duration_s=0.001)
 
     def _slot(self, sequence: ScheduledSequence, position: int) -> memoryview:

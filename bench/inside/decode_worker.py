@@ -4,15 +4,17 @@ from common.engine.block_manager import BlockManager
 from common.engine.worker import WorkerIdentity
 from common.ids import BlockId, PeerId, RequestId, SequenceKey
 from common.kv_layout import KVLayout
+from common.kv_source import KVDescriptor, KVShard, KVSource
 from common.sampling import SamplingParams
 from common.service import Received
-from common.wire import DecodeRequest, KVDescriptor, KVSource
+from common.wire import DecodeRequest
 from decode.scheduler import WATERMARK, DecodeScheduler
 from decode.service import DecodeService
 from kvtransfer.transport import PullFinished, StartPull
 
 GATEWAY = PeerId("gateway#1")
 WORKER = PeerId("decode#1")
+PREFILL = PeerId("prefill#1")
 
 
 def num_cache_blocks(batch: int, num_tokens: int, block_size: int) -> int:
@@ -31,12 +33,19 @@ def start_worker(
     )
     service = DecodeService(identity, blocks, DecodeScheduler(blocks, max_num_seqs=batch))
     source = KVSource(
-        peer=PeerId("prefill#1"),
-        data_address="tcp://127.0.0.1:1",
-        shm_name="",
-        shm_nonce="",
+        peer=PREFILL,
         layout=layout,
         num_blocks=num_blocks,
+        shards=(
+            KVShard(
+                peer=PREFILL,
+                data_address="tcp://127.0.0.1:1",
+                shm_name="",
+                shm_nonce="",
+                first_head=0,
+                num_heads=layout.num_kv_heads,
+            ),
+        ),
     )
     for number in range(batch):
         request = _request(number, source, vocab_size, context, num_steps)
@@ -68,6 +77,6 @@ def _request(number: int, source: KVSource, vocab_size: int, context: int, num_s
             source=source,
             num_tokens=num_prompt,
             block_ids=tuple(BlockId(index) for index in range(num_blocks)),
-            checksums=(0,) * num_blocks,
+            checksums=((0,) * source.layout.num_kv_heads,) * num_blocks,
         ),
     )

@@ -14,13 +14,11 @@ from queue import SimpleQueue
 from statistics import median
 from typing import get_args
 
-import xxhash
-
 from bench.inside.handoff_source import HandoffSource
 from common.errors import TransferError
 from common.ids import BlockId, PeerId, RequestId, SequenceKey
-from common.kv_layout import KVLayout
-from common.wire import KVDescriptor
+from common.kv_layout import KVLayout, head_checksums
+from common.kv_source import KVDescriptor
 from kvtransfer.puller import KVPuller
 from kvtransfer.route import Mode
 from kvtransfer.transport import BlockCopy, PullFinished, SendRelease, StartPull
@@ -84,7 +82,7 @@ def measure_handoffs(
                     handoffs.append(Handoffs(transport, num_tokens, num * layout.block_bytes, times_s))
             finally:
                 receiver.close()
-    return HandoffReport(layout, _limit_bytes_per_s(layout.block_bytes), connect_s, handoffs)
+    return HandoffReport(layout, _limit_bytes_per_s(layout), connect_s, handoffs)
 
 
 class _Receiver:
@@ -95,7 +93,8 @@ class _Receiver:
         self._source = source
         self._transport = transport
         self._finished: SimpleQueue[tuple[float, PullFinished]] = SimpleQueue()
-        self._puller = KVPuller(PeerId("decode#1"), memory, layout, self._on_finished, modes[transport])
+        heads = range(layout.num_kv_heads)
+        self._puller = KVPuller(PeerId("decode#1"), memory, layout, heads, self._on_finished, modes[transport])
         self._block_ids = [BlockId(index) for index in range(len(memory) // layout.block_bytes)]
         self._random = random.Random(0)
         self._num = 0
@@ -143,8 +142,9 @@ def _touched_memory(num_bytes: int) -> memoryview:
     return view
 
 
-def _limit_bytes_per_s(block_bytes: int) -> float:
+def _limit_bytes_per_s(layout: KVLayout) -> float:
     """Over more memory than fits a core's own caches. A copied byte counts once."""
+    block_bytes = layout.block_bytes
     size = max(block_bytes, _PROBE_BYTES // block_bytes * block_bytes)
     source, target = _touched_memory(size), _touched_memory(size)
     times_s: list[float] = []
@@ -152,6 +152,6 @@ def _limit_bytes_per_s(block_bytes: int) -> float:
         started_s = time.perf_counter()
         for start in range(0, size, block_bytes):
             target[start : start + block_bytes] = source[start : start + block_bytes]
-            xxhash.xxh3_64_intdigest(target[start : start + block_bytes])
+            head_checksums(target[start : start + block_bytes], layout.head_bytes)
         times_s.append(time.perf_counter() - started_s)
     return size / median(times_s)

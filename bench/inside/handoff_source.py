@@ -7,12 +7,11 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
-import xxhash
 
 from common.errors import ConfigError, TransferError
 from common.ids import BlockId, PeerId, SequenceKey
-from common.kv_layout import KVLayout
-from common.wire import KVSource
+from common.kv_layout import HeadChecksums, KVLayout, head_checksums
+from common.kv_source import KVSource
 from kvtransfer.server import KVServer
 from kvtransfer.shm import SharedSegment
 from kvtransfer.transport import Publish
@@ -40,7 +39,7 @@ class HandoffSource:
             self.close()
             raise ConfigError(answer)
         self.source: KVSource
-        self.checksums: Sequence[int]
+        self.checksums: Sequence[HeadChecksums]
         self.source, self.checksums = answer
 
     def publish(self, key: SequenceKey, block_ids: tuple[BlockId, ...]) -> None:
@@ -59,7 +58,7 @@ class HandoffSource:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _receive(self) -> tuple[KVSource, Sequence[int]] | str:
+    def _receive(self) -> tuple[KVSource, Sequence[HeadChecksums]] | str:
         try:
             return self._pipe.recv()
         except EOFError:
@@ -76,10 +75,10 @@ def serve(pipe: "Connection[object, Publish]", layout: KVLayout, num_blocks: int
         return
     try:
         np.frombuffer(segment.memory, dtype=np.uint8)[:] = _random_bytes(len(segment.memory))
-        server = KVServer(
-            PeerId("prefill#1"), segment.memory, layout, lambda _: None, "tcp://127.0.0.1:*", segment=segment
-        )
-        pipe.send((server.source, block_checksums(segment.memory, layout.block_bytes)))
+        peer = PeerId("prefill#1")
+        server = KVServer(peer, segment.memory, layout, 0, lambda _: None, "tcp://127.0.0.1:*", segment=segment)
+        source = KVSource(peer=peer, layout=layout, num_blocks=num_blocks, shards=(server.shard,))
+        pipe.send((source, block_checksums(segment.memory, layout)))
         try:
             while True:
                 server.apply(pipe.recv())
@@ -90,9 +89,9 @@ def serve(pipe: "Connection[object, Publish]", layout: KVLayout, num_blocks: int
         segment.close()
 
 
-def block_checksums(memory: memoryview, block_bytes: int) -> list[int]:
-    starts = range(0, len(memory), block_bytes)
-    return [xxhash.xxh3_64_intdigest(memory[start : start + block_bytes]) for start in starts]
+def block_checksums(memory: memoryview, layout: KVLayout) -> list[HeadChecksums]:
+    starts = range(0, len(memory), layout.block_bytes)
+    return [head_checksums(memory[start : start + layout.block_bytes], layout.head_bytes) for start in starts]
 
 
 def _random_bytes(num: int) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":

@@ -190,9 +190,9 @@ def _breakdown(
     source = engine.source
     resolved = resolve_quantization(quantization, source.files)
     work = work_of_phases(source.config, source.layout.dtype, resolved, shape)
-    return Breakdown(
-        title, [_phase(name, times_s[NUM_WARMUPS:], work, limits) for name, times_s in steps.times_s.items()]
-    )
+    measured = {name: times_s[NUM_WARMUPS:] for name, times_s in steps.times_s.items()}
+    # One rank alone has nothing to add up, for instance.
+    return Breakdown(title, [_phase(name, times_s, work, limits) for name, times_s in measured.items() if any(times_s)])
 
 
 def _phase(name: str, times_s: Sequence[float], work: Mapping[str, Work], limits: MachineLimits) -> Phase:

@@ -11,30 +11,12 @@ Source: PagedAttention (Kwon et al., SOSP 2023, section 4) for paging; hash-chai
 vLLM's automatic prefix caching.
 """
 
-from array import array
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from hashlib import blake2b
 
+from common.block_hashes import BlockHash
 from common.ids import BlockId
-
-BlockHash = bytes
-HASH_BYTES = 16
-
-
-def hash_blocks(token_ids: Sequence[int], block_size: int, salt: str = "") -> list[BlockHash]:
-    """Hash every full block together with all tokens before it.
-
-    Equal hashes mean equal tokens at equal positions: 128 bits of BLAKE2b, which nobody can collide on purpose.
-    salt: separates users that must not share blocks.
-    """
-    parent = blake2b(salt.encode(), digest_size=HASH_BYTES).digest()
-    hashes: list[BlockHash] = []
-    for start in range(0, len(token_ids) - block_size + 1, block_size):
-        block = array("I", token_ids[start : start + block_size])
-        parent = blake2b(parent + block.tobytes(), digest_size=HASH_BYTES).digest()
-        hashes.append(parent)
-    return hashes
+from common.kv_layout import HeadChecksums
 
 
 class BlockManager:
@@ -51,7 +33,7 @@ class BlockManager:
         self._free = deque(BlockId(index) for index in range(num_blocks))
         self._cached: OrderedDict[BlockId, None] = OrderedDict()
         self._hashes: dict[BlockId, BlockHash] = {}
-        self._checksums: dict[BlockId, int] = {}
+        self._checksums: dict[BlockId, HeadChecksums] = {}
         self._by_hash: dict[BlockHash, BlockId] = {}
 
     @property
@@ -106,16 +88,16 @@ class BlockManager:
         self._checksums.pop(block_id, None)
         del self._by_hash[block_hash]
 
-    def seal(self, block_id: BlockId, block_hash: BlockHash, checksum: int) -> None:
+    def seal(self, block_id: BlockId, block_hash: BlockHash, checksums: HeadChecksums) -> None:
         """Make an owned, full block shareable. If another block has this content already, that one stays shared."""
         assert self._refs[block_id] > 0, f"block {block_id} is sealed by nobody who owns it"
         if block_hash in self._by_hash:
             return
         self._by_hash[block_hash] = block_id
         self._hashes[block_id] = block_hash
-        self._checksums[block_id] = checksum
+        self._checksums[block_id] = checksums
 
-    def checksum(self, block_id: BlockId) -> int:
+    def checksums(self, block_id: BlockId) -> HeadChecksums:
         """Of a sealed block that `match` found."""
         return self._checksums[block_id]
 

@@ -4,16 +4,15 @@ import mmap
 from collections.abc import Iterable
 
 import torch
-import xxhash
 from torch import Tensor
 
 from common.engine.model_config import ModelConfig
 from common.ids import BlockId
-from common.kv_layout import KVLayout
+from common.kv_layout import HeadChecksums, KVLayout, head_checksums
 from kernels.paged_kv import LayerKV, values_per_word
 
-LAYOUT_NAME = "words"
-"""The innermost [block_size, head_dim] in the order of kernels.paged_kv."""
+LAYOUT_NAME = "head-words"
+"""Head after head, each with the innermost [block_size, head_dim] in the order of kernels.paged_kv."""
 
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -39,11 +38,12 @@ def num_blocks_for(layout: KVLayout, num_bytes: int) -> int:
 
 
 class KVCache:
-    """All blocks in one allocation: `[num_blocks, num_layers, 2 (K, V), num_kv_heads, block_size, head_dim]`.
+    """All blocks in one allocation: `[num_blocks, num_kv_heads, num_layers, 2 (K, V), block_size, head_dim]`.
 
-    A block with all its layers is one contiguous piece, so moving it is one copy.
+    A block with all its layers is one contiguous piece, so moving it is one copy; so is every range of its heads,
+    whatever the caches that they come from and go to have of them.
 
-    layers:  a view of each, strided over blocks
+    layers:  a view of each, strided over blocks and heads
     """
 
     def __init__(self, layout: KVLayout, num_blocks: int, buffer: mmap.mmap | memoryview | None = None) -> None:
@@ -56,12 +56,12 @@ class KVCache:
             buffer = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             buffer.madvise(mmap.MADV_HUGEPAGE)
         assert len(buffer) >= num_bytes, f"the buffer must have {num_bytes} bytes, got {len(buffer)}"
-        shape = (num_blocks, layout.num_layers, 2, layout.num_kv_heads, layout.block_size, layout.head_dim)
+        shape = (num_blocks, layout.num_kv_heads, layout.num_layers, 2, layout.block_size, layout.head_dim)
         self.layout = layout
         self.num_blocks = num_blocks
         self.memory = memoryview(buffer).cast("B")[:num_bytes]
         blocks = torch.frombuffer(self.memory, dtype=TORCH_DTYPES[layout.dtype]).view(shape)
-        self.layers = tuple(_layer_kv(blocks[:, index]) for index in range(layout.num_layers))
+        self.layers = tuple(_layer_kv(blocks[:, :, index]) for index in range(layout.num_layers))
 
     def block_view(self, block_id: BlockId) -> memoryview:
         """The bytes of one block, writable."""
@@ -69,15 +69,16 @@ class KVCache:
         start = block_id * self.layout.block_bytes
         return self.memory[start : start + self.layout.block_bytes]
 
-    def checksums(self, block_ids: Iterable[BlockId]) -> dict[BlockId, int]:
-        """xxh3_64 of each block's bytes."""
-        return {block_id: xxhash.xxh3_64_intdigest(self.block_view(block_id)) for block_id in block_ids}
+    def checksums(self, block_ids: Iterable[BlockId]) -> dict[BlockId, HeadChecksums]:
+        """Of each block, one for each head that this cache has."""
+        head_bytes = self.layout.head_bytes
+        return {block_id: head_checksums(self.block_view(block_id), head_bytes) for block_id in block_ids}
 
 
 def _layer_kv(blocks: Tensor) -> LayerKV:
-    """blocks: [num_blocks, 2, num_kv_heads, block_size, head_dim], whose last two dimensions are one piece."""
+    """blocks: [num_blocks, num_kv_heads, 2, block_size, head_dim], whose last two dimensions are one piece."""
     block_size, head_dim = blocks.shape[3:]
     pair = values_per_word(blocks.dtype)
     pieces = blocks.flatten(3)
-    keys = pieces[:, 0].unflatten(2, (head_dim // pair, block_size, pair))
-    return LayerKV(keys, pieces[:, 1].unflatten(2, (block_size // pair, head_dim, pair)))
+    keys = pieces[:, :, 0].unflatten(2, (head_dim // pair, block_size, pair))
+    return LayerKV(keys, pieces[:, :, 1].unflatten(2, (block_size // pair, head_dim, pair)))

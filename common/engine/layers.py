@@ -7,12 +7,34 @@ from torch import Tensor
 
 from common.engine.model_config import ModelConfig
 from common.engine.weights import Part, Weights
-from kernels.blocks import AttentionWeights, LinearWeight, MLPWeights, NormWeight
+from kernels.blocks import AttentionWeights, Embedding, Head, LinearWeight, MLPWeights, NormWeight
 from kernels.dispatch import Ops
+from kernels.group import Group
+from kernels.vocab_parallel import VocabParallelEmbedding, VocabParallelHead
 
 
 def load_norm(weights: Weights, name: str, config: ModelConfig) -> NormWeight:
     return NormWeight(weights.take(f"{name}.weight", config.hidden_size), config.rms_norm_eps)
+
+
+def load_ends(weights: Weights, config: ModelConfig, ops: Ops, group: Group | None) -> tuple[Embedding, Head]:
+    """What is before the first layer and behind the last, of all ranks together."""
+    embedding, head = _load_own_ends(weights, config, ops)
+    if group is None:
+        return embedding, head
+    shard = weights.shard
+    return VocabParallelEmbedding(embedding, shard.vocab, group), VocabParallelHead(head, shard.vocab_sizes, group)
+
+
+def _load_own_ends(weights: Weights, config: ModelConfig, ops: Ops) -> tuple[Embedding, Head]:
+    shape, rows = (config.vocab_size, config.hidden_size), weights.shard.vocab
+    linear_dtype = ops.linear_dtype(weights.dtype)
+    norm = load_norm(weights, "model.norm", config)
+    if config.tie_word_embeddings:
+        return ops.tied(norm, weights.take("model.embed_tokens.weight", *shape, dtype=linear_dtype, rows=rows))
+    embedding = ops.embedding(weights.take("model.embed_tokens.weight", *shape, rows=rows))
+    head = LinearWeight(weights.take("lm_head.weight", *shape, dtype=linear_dtype, rows=rows))
+    return embedding, ops.head(norm, head)
 
 
 def load_column_parallel(

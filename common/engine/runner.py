@@ -1,6 +1,7 @@
 """Runs step plans: the one place where model, cache and sampler meet."""
 
 import time
+from collections.abc import Mapping
 
 import torch
 
@@ -8,15 +9,17 @@ from common.engine.batch import build_batch
 from common.engine.kv_cache import TORCH_DTYPES, KVCache
 from common.engine.model_config import ModelConfig
 from common.engine.models.llama import Llama
-from common.engine.parallel import whole
+from common.engine.parallel import Shard, whole
 from common.engine.sampler import Sampler
 from common.engine.step import StepPlan, StepResult
 from common.engine.weights import Progress, open_weights
 from common.errors import ConfigError, ModelError
-from common.kv_layout import KVLayout
+from common.ids import BlockId
+from common.kv_layout import HeadChecksums, KVLayout
 from common.model_files import ModelFiles
 from kernels.cpu.cores import Cores
 from kernels.dispatch import Ops, OpsRequest, choose_ops
+from kernels.group import Group
 
 _GGUF_QUANTIZATION = {2: "int4", 3: "int4", 8: "int8"}
 """gguf.GGMLQuantizationType: Q4_0, Q4_1 and Q8_0."""
@@ -44,13 +47,18 @@ class ModelRunner:
             for row, (sequence, token_id) in enumerate(zip(batch.sampled, token_ids, strict=True))
             if row not in failed_rows
         }
-        sealed = [block_id for sequence in plan.sequences for block_id in sequence.seal]
         return StepResult(
             sampled=sampled,
             failed={batch.sampled[row].key: reason for row, reason in failed_rows.items()},
-            checksums=self.kv_cache.checksums(sealed),
+            checksums=self.kv_cache.checksums(_sealed(plan)),
             duration_s=time.perf_counter() - started,
         )
+
+    @torch.inference_mode()
+    def follow(self, plan: StepPlan) -> Mapping[BlockId, HeadChecksums]:
+        """As a rank other than rank 0: compute our part of a step that rank 0 executes. Returns our checksums."""
+        self._model.forward(build_batch(plan, self.kv_cache.layout.block_size), self.kv_cache)
+        return self.kv_cache.checksums(_sealed(plan))
 
     def counters(self) -> dict[str, float]:
         """Totals for /metrics. Any thread may ask."""
@@ -61,6 +69,10 @@ class ModelRunner:
 
     def others_want_cores(self) -> bool:
         return self._ops.others_want_cores()
+
+
+def _sealed(plan: StepPlan) -> list[BlockId]:
+    return [block_id for sequence in plan.sequences for block_id in sequence.seal]
 
 
 def resolve_dtype(name: str) -> str:
@@ -97,11 +109,17 @@ def load_runner(
     cores: Cores,
     kernels: str = "auto",
     quantization: str = "none",
+    *,
+    shard: Shard | None = None,
+    group: Group | None = None,
     progress: Progress = lambda fraction: None,
 ) -> ModelRunner:
     """A runner of the model that `load_model` loads for this cache. Raises: what that raises."""
     model, ops = load_model(
-        *(files, config, kv_cache.layout, max_model_len, cores, kernels, quantization, progress),
+        *(files, config, kv_cache.layout, max_model_len, cores, kernels, quantization),
+        shard=shard,
+        group=group,
+        progress=progress,
     )
     return ModelRunner(model, kv_cache, Sampler(config.vocab_size, ops.argmax), ops)
 
@@ -114,6 +132,9 @@ def load_model(
     cores: Cores,
     kernels: str,
     quantization: str,
+    *,
+    shard: Shard | None = None,
+    group: Group | None = None,
     progress: Progress = lambda fraction: None,
 ) -> tuple[Llama, Ops]:
     """Load the weights in the layout's dtype. Blocks for as long as that takes.
@@ -123,6 +144,7 @@ def load_model(
     cores:          that native ops may use
     kernels:        which ops, by the names of kernels.dispatch
     quantization:   of linears, by the names of kernels.cpu.packing
+    shard, group:   the part of the model that is ours, and who has the others; None: all of it is
 
     Raises: ConfigError if max_model_len or kernels cannot be; ModelError if the weights are not the config's.
     """
@@ -139,10 +161,11 @@ def load_model(
             block_size=layout.block_size,
             quantization=resolve_quantization(quantization, files),
         )
-        ops = choose_ops(kernels, request, cores)
+        ops = choose_ops(kernels, request, cores, group)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     try:
-        return Llama(open_weights(files, config, dtype, whole(config), progress), config, ops, max_model_len), ops
+        weights = open_weights(files, config, dtype, shard or whole(config), progress)
+        return Llama(weights, config, ops, max_model_len, group), ops
     except ModelError as error:
         raise ModelError(f"model {files.name} ({files.path}): {error}") from error

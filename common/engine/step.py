@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from common.ids import BlockId, SequenceKey
+from common.kv_layout import HeadChecksums
 from common.sampling import SamplingParams
 
 
@@ -51,10 +52,10 @@ class StepResult:
 
     sampled:    the token of every sequence that asked for one and did not fail
     failed:     sequences that the step could not serve, and why; others are not affected
-    checksums:  xxh3_64 of each sealed block's bytes
+    checksums:  of each sealed block
     """
 
     sampled: dict[SequenceKey, int]
     failed: dict[SequenceKey, str] = field(default_factory=dict)
-    checksums: dict[BlockId, int] = field(default_factory=dict)
+    checksums: dict[BlockId, HeadChecksums] = field(default_factory=dict)
     duration_s: float = 0.0

@@ -11,7 +11,7 @@ from common.engine.gateway_watch import GatewayWatch
 from common.engine.pacing import next_start_s
 from common.engine.step import StepPlan, StepResult
 from common.engine.worker import WorkerService
-from common.errors import BatonError
+from common.errors import BatonError, GroupFailed
 from common.ids import PeerId
 from common.service import TICK_S, LinkEvent, LinkFull, Send, Tick
 from common.wire import Control, WorkerStatus
@@ -45,7 +45,7 @@ class WorkerLoop(Generic[EventT, EffectT]):
 
     Owned by the main thread, but for `current_status`, which any thread may call.
     inbox:          anybody may put events into it, also a signal handler; they are handled between two steps
-    apply_transfer: carries out an effect of the KV transfer; must not block.
+    apply_transfer: carries out an effect of the KV transfer; waits for nobody but the ranks of this worker
     extra_counters: totals kept outside of the service, for its status
     is_healthy:     False when a thread that the loop depends on has died
     itl_target_s:   see pacing.py
@@ -176,10 +176,12 @@ class WorkerLoop(Generic[EventT, EffectT]):
             self._runner.rest()
 
     def _execute(self, plan: StepPlan) -> StepResult:
-        """A step that breaks ends the requests in it, not the worker."""
+        """A step that breaks ends the requests in it, not the worker. Raises: GroupFailed."""
         started_s = self._clock()
         try:
             return self._runner.execute(plan)
+        except GroupFailed:
+            raise
         except Exception as error:
             logger.exception("a step of %d sequences failed", len(plan.sequences))
             failed = {sequence.key: f"the step failed: {error}" for sequence in plan.sequences}

@@ -8,40 +8,34 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from mmap import mmap
 from queue import SimpleQueue
 from typing import Any
 
-import torch
-
-from common.config import ModelOptions, WorkerOptions
-from common.engine.core_board import CoreBoard, find_cores
+from common.config import WorkerCommand
 from common.engine.gateway_watch import GatewayWatch
-from common.engine.kv_cache import KVCache, kv_layout, num_blocks_for
-from common.engine.model_config import read_model_config
-from common.engine.runner import ModelRunner, load_runner, resolve_dtype
+from common.engine.group_runner import GroupRunner
+from common.engine.group_start import start_ranks, with_shared_dir
+from common.engine.loading import Allocate, LoadedShard, ModelPlan, load_shard, plan_model, size_cache
+from common.engine.runner import ModelRunner
 from common.engine.step import ScheduledSequence, StepPlan
 from common.engine.worker import WorkerIdentity
+from common.engine.worker_group import WorkerGroup
 from common.engine.worker_loop import Stop, WorkerLoop
-from common.errors import ConfigError
+from common.gateway_finder import GatewayFinder
 from common.ids import BlockId, PeerId, RequestId, SequenceKey
 from common.kv_layout import KVLayout
 from common.links import Links
-from common.machine import give_back_freed_memory, num_available_cores, num_free_bytes, touch_pages
-from common.model_files import find_model, longest_sequence
 from common.reachability import why_unreachable
 from common.sampling import SamplingParams
 from common.supervisor.channel import SupervisorChannel
-from common.wire import MIN_CONTEXT, Role
+from common.supervisor.runtime_dir import SHARED, RuntimeDir
+from common.wire import Role
 
 logger = logging.getLogger(__name__)
 
-AUTO_MEMORY_SHARE = 0.2
-"""Of the free memory, for one worker's KV cache: a prefill and a decode worker and their weights fit one host."""
-AUTO_MAX_TOKENS = 65_536
-"""A CPU computes no batch that needs more KV than this."""
 WARM_UP_TOKENS = 256
 PROBE_S = 2.0
 """For a connection to a gateway that is missing."""
@@ -49,116 +43,75 @@ PROBE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A loaded model with its cache."""
+    """A loaded model with its cache; where the worker is split over ranks, rank 0's part and its hold on the others.
+
+    num_blocks:  of each rank alike
+    transfers:   what the other ranks' sides of the KV transfer say of themselves
+    """
 
     peer: PeerId
     name: str
-    layout: KVLayout
+    plan: ModelPlan
     num_blocks: int
-    vocab_size: int
-    max_model_len: int
-    cache: KVCache
-    runner: ModelRunner
-    board: CoreBoard | None
+    own: LoadedShard
+    runner: ModelRunner | GroupRunner
+    group: WorkerGroup | None = None
+    transfers: Sequence[bytes] = ()
 
-    def on_tick(self) -> None:
-        if self.board:
-            self.board.refresh()
+    @property
+    def layout(self) -> KVLayout:
+        """Of whole blocks, with all KV heads."""
+        return self.plan.layout
+
+    @property
+    def is_alive(self) -> bool:
+        return self.group is None or self.group.is_alive
 
     def identity(self, address: str) -> WorkerIdentity:
         """Of the worker whose inbox is at this address."""
-        return WorkerIdentity(self.name, address, self.layout, self.num_blocks, self.vocab_size, self.max_model_len)
+        sizes = self.num_blocks, self.plan.config.vocab_size, self.plan.max_model_len
+        return WorkerIdentity(self.name, address, self.layout, *sizes)
 
 
+@contextmanager
 def load_engine(
-    role: Role,
-    model: ModelOptions,
-    worker: WorkerOptions,
-    channel: SupervisorChannel | None,
-    allocate: Callable[[int], mmap | memoryview | None],
-) -> Engine:
-    """Size and allocate the cache, then load the weights. Blocks for seconds.
+    role: Role, command: WorkerCommand, channel: SupervisorChannel | None, allocate: Allocate
+) -> Iterator[Engine]:
+    """Start the other ranks, if there are any, and load the model. Blocks for seconds; the ranks end with the context.
 
-    allocate: memory for the cache, given its size in bytes; None: let the cache allocate it
-    Raises: ConfigError, ModelError.
+    Raises: ConfigError, ModelError, GroupFailed.
     """
-    num_cores = worker.cores or num_available_cores()
-    cores, board = find_cores(
-        *(worker.shared_dir, num_cores), borrows=worker.core_sharing == "elastic", is_urgent=role is Role.DECODE
-    )
-    torch.set_num_threads(1)  # native ops bring their own; a second set of threads would fight for the cores
-    files = find_model(model.model)
-    config = read_model_config(files)
-    layout = kv_layout(config, resolve_dtype(model.dtype), worker.block_size, files.model_hash)
-    max_model_len = longest_sequence(files, model.max_model_len)
-    if max_model_len < MIN_CONTEXT:
-        raise ConfigError(f"max_model_len must be at least {MIN_CONTEXT}, got {max_model_len}")
-    num_blocks = _size_cache(layout, worker.kv_cache_memory, max_model_len)
-    cache = _allocate_cache(layout, num_blocks, allocate)
+    worker = command.worker
+    plan = plan_model(command.model, worker.block_size, worker.tensor_parallel_size)
+    num_blocks = size_cache(plan, worker.kv_cache_memory)
     name = worker.name or f"{role}-{socket.gethostname()}-{os.getpid()}"
-    report = channel.progress if channel else _no_progress
-    runner = load_runner(
-        *(files, config, cache, max_model_len, cores, worker.kernels, model.quantization),
-        lambda fraction: report("loading weights", fraction),
-    )
-    _warm_up(runner, min(WARM_UP_TOKENS, num_blocks * layout.block_size, max_model_len))
-    give_back_freed_memory()  # each weight was read, converted and packed: two copies of the largest are left over
-    if runner.ops_name == "reference":
-        torch.set_num_threads(cores.num_home())
-    logger.info(
-        "%s: %s, %s, KV cache of %d blocks (%d tokens, %.0f MB), %s kernels, %d cores",
-        *(files.name, role, layout.dtype, num_blocks, num_blocks * layout.block_size),
-        *(num_blocks * layout.block_bytes / 1e6, runner.ops_name, num_cores),
-    )
     peer = PeerId(f"{name}#{secrets.token_hex(4)}")
-    return Engine(peer, name, layout, num_blocks, config.vocab_size, max_model_len, cache, runner, board)
+    report = channel.progress if channel else _no_progress
+    if len(plan.shards) == 1:
+        own = load_shard(plan, 0, num_blocks, role, command, allocate, report=report)
+        engine = Engine(peer, name, plan, num_blocks, own, own.runner)
+        _warm_up(engine)
+        yield engine
+        return
+    with ExitStack() as stack:
+        if not worker.shared_dir:
+            command = with_shared_dir(command, str(stack.enter_context(RuntimeDir()).path / SHARED))
+        group, collectives = stack.enter_context(start_ranks(command, peer, num_blocks))
+        own = load_shard(plan, 0, num_blocks, role, command, allocate, group=collectives, report=report)
+        runner = GroupRunner(own.runner, group, plan.shards)
+        engine = Engine(peer, name, plan, num_blocks, own, runner, group, group.wait_until_ready())
+        _warm_up(engine)
+        yield engine
 
 
 def _no_progress(what: str, fraction: float | None = None) -> None:
     """Nobody is looking."""
 
 
-def _size_cache(layout: KVLayout, wanted_bytes: int, max_model_len: int) -> int:
-    """Blocks of the cache: as many as asked for, else a share of the free memory.
-
-    Raises: ConfigError when there is not so much, or not even one sequence of a few tokens fits.
-    """
-    free_bytes = num_free_bytes()
-    if wanted_bytes > free_bytes:
-        wanted, free = (f"{num_bytes / 1e9:.1f} GB" for num_bytes in (wanted_bytes, free_bytes))
-        raise ConfigError(f"kv_cache_memory must fit into the {free} that are free, got {wanted}")
-    if wanted_bytes:
-        num_blocks = num_blocks_for(layout, wanted_bytes)
-    else:
-        useful = -(-max(AUTO_MAX_TOKENS, max_model_len) // layout.block_size)
-        num_blocks = min(useful, num_blocks_for(layout, int(free_bytes * AUTO_MEMORY_SHARE)))
-    if num_blocks < 2:
-        raise ConfigError(
-            f"kv_cache_memory must hold at least 2 blocks of {layout.block_bytes} bytes, it holds {num_blocks}"
-        )
-    if num_blocks * layout.block_size < max_model_len:
-        logger.warning(
-            "the KV cache holds %d tokens: longer requests are refused, although the model takes %d",
-            *(num_blocks * layout.block_size, max_model_len),
-        )
-    return num_blocks
-
-
-def _allocate_cache(layout: KVLayout, num_blocks: int, allocate: Callable[[int], mmap | memoryview | None]) -> KVCache:
-    """Raises: ConfigError when this process may not have so much, whatever is free."""
-    num_bytes = num_blocks * layout.block_bytes
-    try:
-        cache = KVCache(layout, num_blocks, allocate(num_bytes))
-    except OSError as error:
-        raise ConfigError(f"kv_cache_memory: cannot allocate {num_bytes / 1e9:.1f} GB: {error}") from error
-    # After a prompt of 1,024 tokens that was the first in its blocks, the second token came in 80 ms, later in 28.
-    threading.Thread(target=touch_pages, args=(cache.memory,), name="cache pages", daemon=True).start()
-    return cache
-
-
-def _warm_up(runner: ModelRunner, num_tokens: int) -> None:
+def _warm_up(engine: Engine) -> None:
     """Run a prompt and a token of nobody: what is allocated at the first use is then there. The blocks are free."""
-    num_blocks = -(-num_tokens // runner.kv_cache.layout.block_size)
+    num_tokens = min(WARM_UP_TOKENS, engine.num_blocks * engine.layout.block_size, engine.plan.max_model_len)
+    num_blocks = -(-num_tokens // engine.layout.block_size)
     for start, end in ((0, num_tokens), (num_tokens - 1, num_tokens)):
         nobody = ScheduledSequence(
             key=SequenceKey(RequestId(""), 0),
@@ -169,8 +122,8 @@ def _warm_up(runner: ModelRunner, num_tokens: int) -> None:
             prompt_token_ids=[],
             output_token_ids=[],
         )
-        runner.execute(StepPlan((nobody,)))
-    runner.rest()
+        engine.runner.execute(StepPlan((nobody,)))
+    engine.runner.rest()
 
 
 def watch_gateways(addresses: Sequence[str]) -> GatewayWatch:
@@ -206,13 +159,14 @@ def run_until_stopped(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: inbox.put(Stop()))
     links.start()
-    for address in gateways:
-        links.connect(address)
+    finder = GatewayFinder(gateways, links.connect, links.disconnect)
+    finder.start()
     if channel:
         channel.ready()
     logger.info("ready at %s", links.address)
     try:
         loop.run()
     finally:
+        finder.close()
         links.close(flush_s=0.5)
     logger.info("stopped")

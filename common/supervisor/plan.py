@@ -11,6 +11,7 @@ from common.config import (
     GatewayCommand,
     PrefillCommand,
     ServeCommand,
+    ServeOptions,
 )
 from common.flags import to_argv, to_environ
 from common.supervisor.runtime_dir import SHARED
@@ -64,6 +65,7 @@ def _worker_command(role: str, name: str, serve: ServeCommand, inbox: str, runti
         bind=f"ipc://{runtime_dir}/{name}",
         shared_dir=serve.worker.shared_dir or str(runtime_dir / SHARED),
         drain_timeout=_DRAIN_TIMEOUT_S,
+        tensor_parallel_size=_num_ranks(role, serve.serve),
     )
     transfer = replace(serve.transfer, data_bind=f"ipc://{runtime_dir}/{name}.kv")
     model, prefill, decode, log = serve.model, serve.prefill, serve.decode, serve.log
@@ -75,6 +77,10 @@ def _worker_command(role: str, name: str, serve: ServeCommand, inbox: str, runti
             return DecodeCommand(model=model, worker=worker, transfer=transfer, decode=decode, pacing=pacing, log=log)
         case _:
             return AggregatedCommand(model=model, worker=worker, prefill=prefill, decode=decode, log=log)
+
+
+def _num_ranks(role: str, options: ServeOptions) -> int:
+    return {"prefill": options.prefill_tp, "decode": options.decode_tp, "aggregated": options.aggregated_tp}[role]
 
 
 def child_environ(environ: dict[str, str], secrets: dict[str, str]) -> dict[str, str]:

@@ -1,4 +1,7 @@
-"""Builds the C++ sources for an instruction level, once per machine, and keeps the result in a cache."""
+"""Builds the C++ sources for an instruction level, once per machine, and keeps the result in a cache.
+
+`python -m kernels.cpu.build` builds all levels into the package, for an image in which there is no compiler.
+"""
 
 import fcntl
 import hashlib
@@ -6,10 +9,12 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "src"
+PREBUILT = Path(__file__).parent / "prebuilt"
 UNITS = ("blocks.cpp", "pool.cpp")
 
 _AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
@@ -57,16 +62,17 @@ def _read_cpu_flags(cpuinfo: Path) -> set[str]:
 
 
 def build(level: str) -> Path:
-    """Return the library of this level, building it if no earlier build of the same sources is cached.
+    """Return the library of this level, building it if no earlier build of the same sources is here or cached.
 
     Some ten seconds the first time. Several processes may ask at once: one builds, the others wait.
     Raises: BuildError.
     """
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        raise BuildError("no C++ compiler: neither CXX nor c++, g++ or clang++ on the PATH")
     flags = (*_FLAGS, *LEVELS[level])
-    library = _cache_folder() / f"{level}-{_fingerprint(compiler, flags)}.so"
+    prebuilt = _prebuilt(level, flags)
+    if prebuilt.exists():
+        return prebuilt
+    compiler = _find_compiler()
+    library = _cache_folder() / f"{level}-{_fingerprint(_version(compiler), flags)}.so"
     if library.exists():
         return library
     with (library.parent / "lock").open("w") as lock:
@@ -74,6 +80,34 @@ def build(level: str) -> Path:
         if not library.exists():
             _compile(compiler, flags, library)
     return library
+
+
+def prebuild() -> list[Path]:
+    """Build every level of this architecture into the package, also those that this machine cannot run.
+
+    Raises: BuildError.
+    """
+    compiler = _find_compiler()
+    PREBUILT.mkdir(exist_ok=True)
+    libraries: list[Path] = []
+    for level, level_flags in LEVELS.items():
+        if level == "portable" or platform.machine() == "x86_64":
+            flags = (*_FLAGS, *level_flags)
+            libraries.append(_prebuilt(level, flags))
+            _compile(compiler, flags, libraries[-1])
+    return libraries
+
+
+def _prebuilt(level: str, flags: tuple[str, ...]) -> Path:
+    """Where it is, if these very sources were built there, by whichever compiler."""
+    return PREBUILT / f"{level}-{_fingerprint(b'', flags)}.so"
+
+
+def _find_compiler() -> str:
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise BuildError("no C++ compiler: neither CXX nor c++, g++ or clang++ on the PATH")
+    return compiler
 
 
 def _cache_folder() -> Path:
@@ -88,13 +122,16 @@ def _cache_folder() -> Path:
     raise BuildError(f"the cache folder {folder} cannot be written; XDG_CACHE_HOME names another place")
 
 
-def _fingerprint(compiler: str, flags: tuple[str, ...]) -> str:
-    """Of all that the result depends on."""
+def _version(compiler: str) -> bytes:
     try:
-        version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+        return subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         raise BuildError(f"the C++ compiler {compiler} does not run: {error}") from error
-    digest = hashlib.sha256(version)
+
+
+def _fingerprint(compiler_version: bytes, flags: tuple[str, ...]) -> str:
+    """Of all that the result depends on."""
+    digest = hashlib.sha256(compiler_version)
     digest.update(" ".join(flags).encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + source.read_bytes())
@@ -109,3 +146,8 @@ def _compile(compiler: str, flags: tuple[str, ...], library: Path) -> None:
         if ended.returncode != 0:
             raise BuildError(f"{' '.join(command)} failed:\n{ended.stderr[-2000:]}")
         built.rename(library)
+
+
+if __name__ == "__main__":
+    for built in prebuild():
+        sys.stdout.write(f"{built}\n")

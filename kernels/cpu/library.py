@@ -1,4 +1,4 @@
-"""The built library and the structures that it takes, field by field as in blocks.cpp, attention.h and linear.h."""
+"""The built library and the structures that it takes, field by field as in its headers and blocks.cpp."""
 
 import ctypes
 import functools
@@ -53,8 +53,9 @@ class CacheStruct(Structure):
 
     _fields_ = (
         ("data", c_void_p),
-        ("block_bytes", c_int64),
-        ("head_bytes", c_int64),
+        ("block_stride", c_int64),
+        ("head_stride", c_int64),
+        ("values_offset", c_int64),
         ("num_kv_heads", c_int32),
         ("block_size", c_int32),
         ("head_dim", c_int32),
@@ -82,15 +83,32 @@ class MLPStruct(Structure):
     _fields_ = (("norm", NormStruct), ("gate_up", LinearStruct), ("down", LinearStruct))
 
 
+class GroupStruct(Structure):
+    """Group."""
+
+    _fields_ = (
+        ("is_aborted", c_void_p),
+        ("ranks", c_void_p),
+        ("halves", c_void_p),
+        ("half_bytes", c_int64),
+        ("rank", c_int32),
+        ("size", c_int32),
+        ("spin_ns", c_int32),
+    )
+
+
 _SIGNATURES = {
     "attention": (c_void_p,) * 7,
     "mlp": (*(c_void_p,) * 5, c_int32),
-    "decoder": (c_void_p, c_int32, *(c_void_p,) * 7),
+    "decoder": (c_void_p, c_int32, *(c_void_p,) * 8),
     "norm_linear": (*(c_void_p,) * 6, c_int32),
 }
 """Structures go by address: a call then costs 1 us, if all that it needs is in the cache."""
 
-PHASES = ("norm", "qkv", "rope_and_cache", "attention", "out", "gate_up", "down", "head")
+_RESULTS = {"decoder": c_int32}
+"""Of functions that return something."""
+
+PHASES = ("norm", "qkv", "rope_and_cache", "attention", "out", "gate_up", "down", "all_reduce", "head")
 """Phase: what blocks spend their caller's time on."""
 
 DTYPE_SUFFIXES = ("bf16", "f32")
@@ -111,7 +129,7 @@ def load_library(level: str) -> ctypes.CDLL:
     for name, argtypes in _SIGNATURES.items():
         for suffix in DTYPE_SUFFIXES:
             function = getattr(library, f"baton_{name}_{suffix}")
-            function.argtypes, function.restype = argtypes, None
+            function.argtypes, function.restype = argtypes, _RESULTS.get(name)
     library.baton_worker.argtypes, library.baton_worker.restype = (c_void_p, c_int32, c_int32, c_int32), c_void_p
     library.baton_others_want.argtypes, library.baton_others_want.restype = (c_void_p,), c_int32
     library.baton_num_helped.argtypes, library.baton_num_helped.restype = (c_void_p,), c_uint64
@@ -119,6 +137,11 @@ def load_library(level: str) -> ctypes.CDLL:
     library.baton_argmax.argtypes, library.baton_argmax.restype = (
         (*[c_void_p] * 2, c_int32, c_int64, *[c_void_p] * 2),
         None,
+    )
+    library.baton_all_reduce.argtypes, library.baton_all_reduce.restype = (c_void_p, c_void_p, c_int64), c_int32
+    library.baton_gather.argtypes, library.baton_gather.restype = (
+        (*[c_void_p] * 2, c_int64, *[c_void_p] * 2),
+        c_int32,
     )
     for name in ("delete", "begin", "rest"):
         function = getattr(library, f"baton_{name}")

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from kernels.blocks import (
     AttentionWeights,
+    BlockDecoder,
+    Decoder,
     Embedding,
     LayerWeights,
     LinearWeight,
@@ -17,6 +19,7 @@ from kernels.blocks import (
     ReferenceEmbedding,
 )
 from kernels.cpu.cores import Cores
+from kernels.cpu.group import NativeGroup
 from kernels.cpu.library import (
     PHASES,
     AttentionStruct,
@@ -31,6 +34,7 @@ from kernels.cpu.library import (
 )
 from kernels.cpu.memory import HugeMemory
 from kernels.cpu.packing import LANES, PackedWeight, alternate, pack, pack_quantised
+from kernels.group import Group, GroupBroken
 from kernels.paged_kv import LayerKV
 from kernels.token_rows import TokenRows
 
@@ -54,10 +58,12 @@ class CpuOps:
         *,
         quantization: str = "none",
         level: str | None = None,
+        group: Group | None = None,
     ) -> None:
         """quantization: of linears, by the names of packing.py.
 
-        level: an instruction level by the names of build.py; None: the best of this machine.
+        level: an instruction level by the names of build.py; None: the best of this machine
+        group: of the ranks that have a part of every block each, this one among them; None: blocks are whole
 
         Raises: NoNativeOps.
         """
@@ -70,6 +76,7 @@ class CpuOps:
         if quantization != "none" and dtype != torch.bfloat16:
             raise NoNativeOps(f"quantization {quantization} needs dtype bfloat16, got {dtype}")
         self._quantization = quantization
+        self._group = group
         self.level, self._library = (level, load_library(level)) if level else best_library()
         self.name = f"cpu ({self.level})" if quantization == "none" else f"cpu ({self.level}, {quantization})"
         self._dtype, self._suffix = dtype, _SUFFIXES[dtype]
@@ -141,8 +148,10 @@ class CpuOps:
     def mlp(self, weights: MLPWeights) -> "CpuMLP":
         return CpuMLP(self, weights)
 
-    def decoder(self, layers: Iterable[LayerWeights]) -> "CpuDecoder":
-        return CpuDecoder(self, layers)
+    def decoder(self, layers: Iterable[LayerWeights]) -> Decoder:
+        if self._group is None or isinstance(self._group, NativeGroup):
+            return CpuDecoder(self, layers, self._group)
+        return BlockDecoder([(self.attention(layer.attention), self.mlp(layer.mlp)) for layer in layers], self._group)
 
     def head(self, norm: NormWeight, weight: LinearWeight) -> "CpuHead":
         return CpuHead(self, norm, weight)
@@ -156,7 +165,7 @@ class CpuOps:
         self._library.baton_argmax(self._worker, logits.data_ptr(), num_rows, size, *pointers)
         return maxima, indices
 
-    def function(self, name: str) -> Callable[..., None]:
+    def function(self, name: str) -> Callable[..., int | None]:
         """One of the library's functions for our dtype, on our worker."""
         return functools.partial(getattr(self._library, f"baton_{name}_{self._suffix}"), self._worker)
 
@@ -242,8 +251,9 @@ class CpuMLP:
 class CpuDecoder:
     """All blocks in one call: between two calls Python's own data comes back into the cache, 15 to 30 us for each."""
 
-    def __init__(self, ops: CpuOps, layers: Iterable[LayerWeights]) -> None:
+    def __init__(self, ops: CpuOps, layers: Iterable[LayerWeights], group: NativeGroup | None = None) -> None:
         self._ops = ops
+        self._group = group
         self._blocks = [(CpuAttention(ops, layer.attention), CpuMLP(ops, layer.mlp)) for layer in layers]
         self._attention = _addresses([attention.address for attention, _ in self._blocks])
         self._mlp = _addresses([mlp.address for _, mlp in self._blocks])
@@ -260,8 +270,10 @@ class CpuDecoder:
         residual, attended, out = self._ops.hidden(*x.shape)
         residual.copy_(x)
         blocks = len(self._blocks), self._attention, self._mlp, self._cache_addresses
+        group = None if self._group is None else self._group.address
         hidden = residual.data_ptr(), attended.data_ptr(), out.data_ptr()
-        self._run(*blocks, self._ops.batch_of(rows), *hidden)
+        if not self._run(*blocks, group, self._ops.batch_of(rows), *hidden):
+            raise GroupBroken("the group was aborted")
         return out, residual
 
 
@@ -347,9 +359,15 @@ def _batch_struct(rows: TokenRows) -> BatchStruct:
 
 
 def _cache_struct(kv: LayerKV) -> CacheStruct:
-    """Keys and values of a block lie one behind the other."""
-    head_bytes = kv.block_size * kv.head_dim * kv.dtype.itemsize
-    assert kv.values.data_ptr() - kv.keys.data_ptr() == kv.num_kv_heads * head_bytes
-    assert kv.keys[0].is_contiguous(), "a head's keys are one piece"
-    block_bytes = kv.keys.stride(0) * kv.dtype.itemsize
-    return CacheStruct(kv.keys.data_ptr(), block_bytes, head_bytes, kv.num_kv_heads, kv.block_size, kv.head_dim)
+    assert kv.keys[0, 0].is_contiguous(), "a head's keys are one piece"
+    assert kv.values[0, 0].is_contiguous(), "a head's values are one piece"
+    strides = kv.keys.stride()[:2]
+    assert kv.values.stride()[:2] == strides, "keys and values lie alike"
+    return CacheStruct(
+        kv.keys.data_ptr(),
+        *(stride * kv.dtype.itemsize for stride in strides),
+        kv.values.data_ptr() - kv.keys.data_ptr(),
+        kv.num_kv_heads,
+        kv.block_size,
+        kv.head_dim,
+    )

@@ -8,18 +8,54 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import httpx
 import pytest
+
+from kvtransfer.shm import PREFIX
+from tests.e2e.front import Front
 
 BATON = Path(__file__).parents[2] / "baton.py"
 START_S = 90.0
 STOP_S = 10.0
-REST_S = 20.0
-"""Statuses come twice a second, so what the workers hold is known to the gateway a little later."""
+
+
+def find_child(parent: int, name: str) -> int | None:
+    """The child of a process that was started with this `--name`."""
+    with suppress(FileNotFoundError, ProcessLookupError):  # what has ended since
+        for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+            if f"--name={name}" in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
+                return int(pid)
+    return None
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process is there, and has not ended without being waited for."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def wait_until(is_so: Callable[[], bool], timeout_s: float) -> None:
+    """Ask for what has no other way to be known until it holds."""
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline, f"not so after {timeout_s} s"
+        threading.Event().wait(0.05)
+
+
+def wait_until_ended(pids: Sequence[int], timeout_s: float) -> None:
+    wait_until(lambda: not any(map(is_running, pids)), timeout_s)
+
+
+def shared_segments(pid: int) -> set[Path]:
+    """Files of KV caches in shared memory that a process has mapped."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {Path(name) for line in lines if PREFIX in (name := line.split(maxsplit=5)[-1])}
 
 
 class Command:
@@ -63,6 +99,9 @@ class Command:
     def terminate(self) -> None:
         self._process.terminate()
 
+    def kill(self) -> None:
+        self._process.kill()
+
     def wait(self, timeout_s: float) -> int:
         """The exit code."""
         return self._process.wait(timeout_s)
@@ -75,30 +114,32 @@ class Command:
         self._process.stdout.close()
 
 
-class Stack:
+class Stack(Front):
     """A running `baton serve` on free ports."""
 
     def __init__(self, *options: str, log_dir: Path) -> None:
         self._serve = Command("serve", "--port=0", f"--log-dir={log_dir}", *options)
         try:
-            self.url = self._serve.wait_for(r"Baton is ready at (http://\S+)", START_S)
+            url = self._serve.wait_for(r"Baton is ready at (http://\S+)", START_S)
         except BaseException:
             self.stop()
             raise
+        super().__init__(url)
 
     def pid(self, name: str) -> int:
-        """Of the child with this name (`gateway`, `prefill-0`, `decode-1`, …)."""
+        """Of the process with this name: a child (`gateway`, `prefill-0`, …), or another rank of one (`decode-1/2`)."""
         pid = self._find(name)
-        assert pid is not None, f"no child is called {name}"
+        assert pid is not None, f"no process is called {name}"
         return pid
 
+    def pids(self, worker: str, num_ranks: int) -> list[int]:
+        """Of all ranks of a worker."""
+        return [self.pid(worker), *(self.pid(f"{worker}/{rank}") for rank in range(1, num_ranks))]
+
     def _find(self, name: str) -> int | None:
-        supervisor = self._serve.pid
-        for pid in Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split():
-            with suppress(FileNotFoundError, ProcessLookupError):  # a child that has ended since
-                if f"--name={name}" in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
-                    return int(pid)
-        return None
+        worker, is_rank, _ = name.partition("/")
+        parent = self._find(worker) if is_rank else self._serve.pid
+        return None if parent is None else find_child(parent, name)
 
     def signal(self, name: str, number: signal.Signals) -> None:
         os.kill(self.pid(name), number)
@@ -106,40 +147,6 @@ class Stack:
     def wait_until_restarted(self, name: str, old_pid: int) -> None:
         """Another process has this child's name."""
         self.wait_until(lambda: self._find(name) not in (None, old_pid))
-
-    def metrics(self) -> str:
-        return httpx.get(f"{self.url}/metrics").text
-
-    def metric(self, name: str, label: str = "") -> float:
-        """The sum over the series of this name that have the label, such as `worker="decode-0"`."""
-        series = re.findall(rf"^{re.escape(name)}\{{([^}}]*)\}} (\S+)$", self.metrics(), re.MULTILINE)
-        values = [float(value) for labels, value in series if label in labels]
-        assert values, f"no series {name} with {label!r}"
-        return sum(values)
-
-    def counters(self, worker: str) -> dict[str, float]:
-        """What /metrics says of a worker, by short name; empty while it is not there."""
-        pattern = rf'^baton_worker_(\w+)\{{[^}}]*worker="{worker}"[^}}]*\}} (\S+)$'
-        return {name: float(value) for name, value in re.findall(pattern, self.metrics(), re.MULTILINE)}
-
-    def wait_until(self, is_so: Callable[[], bool], timeout_s: float = REST_S) -> None:
-        """Ask again with every status until it holds. While the gateway is not there, nothing does."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            with suppress(httpx.TransportError):
-                if is_so():
-                    return
-            assert time.monotonic() < deadline, f"not so after {timeout_s} s"
-            threading.Event().wait(0.2)
-
-    def wait_until_at_rest(self, num_workers: int = 2) -> None:
-        """All workers are there, and none owns a block."""
-
-        def is_at_rest() -> bool:
-            owned = re.findall(r"^baton_worker_owned_blocks\{[^}]*\} (\S+)$", self.metrics(), re.MULTILINE)
-            return len(owned) == num_workers and not any(map(float, owned))
-
-        self.wait_until(is_at_rest)
 
     def terminate(self) -> None:
         self._serve.terminate()

@@ -94,9 +94,9 @@ def make_kv(
 ) -> LayerKV:
     """The middle one of three layers of a cache."""
     pair = values_per_word(dtype)
-    whole = torch.full((num_blocks, 3, 2, num_kv_heads, block_size * head_dim), fill, dtype=dtype)
-    keys = whole[:, 1, 0].unflatten(2, (head_dim // pair, block_size, pair))
-    return LayerKV(keys, whole[:, 1, 1].unflatten(2, (block_size // pair, head_dim, pair)))
+    whole = torch.full((num_blocks, num_kv_heads, 3, 2, block_size * head_dim), fill, dtype=dtype)
+    keys = whole[:, :, 1, 0].unflatten(2, (head_dim // pair, block_size, pair))
+    return LayerKV(keys, whole[:, :, 1, 1].unflatten(2, (block_size // pair, head_dim, pair)))
 
 
 def write_unrotated(k: Tensor, v: Tensor, kv: LayerKV, block_ids: Tensor) -> None:

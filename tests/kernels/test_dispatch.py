@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernels.cpu import build as build_module
-from kernels.cpu.build import BuildError, build, cpu_levels
+from kernels.cpu.build import LEVELS, BuildError, build, cpu_levels, prebuild
 from kernels.cpu.cores import private_cores
 from kernels.cpu.library import load_library
 from kernels.dispatch import OpsRequest, choose_ops
@@ -96,6 +96,27 @@ def test_changed_sources_are_built_anew(cache: Path, monkeypatch: pytest.MonkeyP
     first = build("portable")
     (sources / "blocks.cpp").write_text("2")
     assert build("portable") != first
+
+
+def test_what_was_built_into_the_package_needs_no_compiler(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_module, "PREBUILT", cache / "prebuilt")
+    monkeypatch.setenv("CXX", make_compiler(cache, WRITE_RESULT))
+    libraries = prebuild()
+    assert len(libraries) == (len(LEVELS) if os.uname().machine == "x86_64" else 1)
+    monkeypatch.setenv("PATH", str(cache))
+    monkeypatch.delenv("CXX")
+    assert build("portable") == libraries[-1]
+
+
+def test_what_was_built_of_other_sources_is_not_taken(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_module, "PREBUILT", cache / "prebuilt")
+    monkeypatch.setenv("CXX", make_compiler(cache, WRITE_RESULT))
+    libraries = prebuild()
+    sources = cache / "src"
+    sources.mkdir()
+    (sources / "blocks.cpp").write_text("1")
+    monkeypatch.setattr(build_module, "SOURCES", sources)
+    assert build("portable") not in libraries
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from common.engine.kv_cache import KVCache, kv_layout
 from common.engine.model_config import read_model_config
@@ -40,10 +41,19 @@ class Progress:
         return (self.prompt + self.output)[self.num_computed :]
 
 
+class Executor(Protocol):
+    """A runner, or several that act as one."""
+
+    @property
+    def kv_cache(self) -> KVCache: ...
+
+    def execute(self, plan: StepPlan) -> StepResult: ...
+
+
 class Driver:
     """Sequences with blocks of their own, in an order that is not the identity."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: Executor) -> None:
         self._runner = runner
         self._free = [BlockId(index) for index in reversed(range(runner.kv_cache.num_blocks))]
         self.sequences: dict[str, Progress] = {}
@@ -95,9 +105,7 @@ def _key(name: str) -> SequenceKey:
     return SequenceKey(RequestId(name), 0)
 
 
-def greedy(
-    runner: ModelRunner, prompts: Sequence[Sequence[int]], num_tokens: int, chunk: int = 10**9
-) -> list[list[int]]:
+def greedy(runner: Executor, prompts: Sequence[Sequence[int]], num_tokens: int, chunk: int = 10**9) -> list[list[int]]:
     """Prefill each prompt on its own, then decode all of them together."""
     driver = Driver(runner)
     names = [str(index) for index in range(len(prompts))]

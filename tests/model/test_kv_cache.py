@@ -12,13 +12,13 @@ from common.engine.kv_cache import TORCH_DTYPES, KVCache, num_blocks_for
 from common.ids import BlockId
 from common.kv_layout import DTYPE_BYTES, KVLayout
 
-SHAPE = (5, 3, 2, 2, 4, 8)
-"""[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]"""
+SHAPE = (5, 2, 3, 2, 4, 8)
+"""[num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]"""
 
 
 def make_layout(dtype: str = "float32") -> KVLayout:
     return KVLayout(
-        name="words", dtype=dtype, num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, model_hash="hash"
+        name="head-words", dtype=dtype, num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, model_hash="hash"
     )
 
 
@@ -26,12 +26,12 @@ def make_cache(buffer: mmap.mmap | memoryview | None = None) -> KVCache:
     return KVCache(make_layout(), SHAPE[0], buffer)
 
 
-def test_a_block_is_one_piece_with_all_its_layers() -> None:
+def test_a_block_is_one_piece_head_after_head_with_all_their_layers() -> None:
     cache = make_cache()
     expected = np.arange(np.prod(SHAPE), dtype=np.float32).reshape(SHAPE)
-    for index in range(SHAPE[1]):
+    for index in range(SHAPE[2]):
         layer = cache.layers[index]
-        for part, values in ((layer.keys, expected[:, index, 0]), (layer.values, expected[:, index, 1])):
+        for part, values in ((layer.keys, expected[:, :, index, 0]), (layer.values, expected[:, :, index, 1])):
             part.copy_(torch.from_numpy(values).view(part.shape))
     assert np.array_equal(np.frombuffer(cache.memory, np.float32).reshape(SHAPE), expected)
     for block in range(SHAPE[0]):
@@ -43,9 +43,9 @@ def test_bytes_written_to_a_block_are_what_layers_read() -> None:
     cache = make_cache()
     block = np.random.default_rng(1).random(SHAPE[1:], dtype=np.float32)
     cache.block_view(BlockId(3))[:] = block.tobytes()
-    for index in range(SHAPE[1]):
+    for index in range(SHAPE[2]):
         layer = cache.layers[index]
-        for part, values in ((layer.keys, block[index, 0]), (layer.values, block[index, 1])):
+        for part, values in ((layer.keys, block[:, index, 0]), (layer.values, block[:, index, 1])):
             assert np.array_equal(part[3].numpy().ravel(), values.ravel())
             assert part[[0, 1, 2, 4]].count_nonzero() == 0
 
@@ -87,7 +87,7 @@ def test_what_is_written_to_shared_memory_is_seen_through_another_mapping() -> N
         cache.layers[1].keys[2] = 7.0
         start = 2 * cache.layout.block_bytes
         seen = np.frombuffer(bytes(theirs.buf[start : start + cache.layout.block_bytes]), np.float32)
-        assert (seen.reshape(SHAPE[1:])[1, 0] == 7.0).all()
+        assert (seen.reshape(SHAPE[1:])[:, 1, 0] == 7.0).all()
         theirs.buf[:4] = np.float32(3.0).tobytes()
         assert cache.layers[0].keys[0, 0, 0, 0, 0] == 3.0
         del cache
@@ -108,13 +108,16 @@ def test_a_block_outside_the_cache_is_our_bug(block_id: int) -> None:
         make_cache().block_view(BlockId(block_id))
 
 
-def test_checksums_are_of_each_blocks_bytes() -> None:
+def test_checksums_are_of_each_head_of_each_block() -> None:
     cache = make_cache()
     blocks = np.random.default_rng(1).random(SHAPE, dtype=np.float32)
     cache.memory[:] = blocks.tobytes()
     checksums = cache.checksums([BlockId(4), BlockId(0)])
-    assert checksums == {block: xxhash.xxh3_64_intdigest(blocks[block].tobytes()) for block in (4, 0)}
+    assert checksums == {
+        block: tuple(xxhash.xxh3_64_intdigest(head.tobytes()) for head in blocks[block]) for block in (4, 0)
+    }
     cache.layers[2].values[4, 1, 3, 7] += 1
     changed = cache.checksums([BlockId(4), BlockId(0)])
-    assert changed[BlockId(4)] != checksums[BlockId(4)]
+    assert changed[BlockId(4)][0] == checksums[BlockId(4)][0]
+    assert changed[BlockId(4)][1] != checksums[BlockId(4)][1]
     assert changed[BlockId(0)] == checksums[BlockId(0)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.config import ModelOptions, WorkerOptions
+from common.config import ModelOptions, PrefillCommand, WorkerOptions
 from common.engine.worker_main import load_engine
 from common.errors import ConfigError
 from common.flag_values import ByteSize
@@ -12,10 +12,10 @@ from tests.model.tiny_models import save
 
 
 def load(model, *, kv_cache_memory=20_000_000, max_model_len=0, allocate=lambda num_bytes: None):
-    options = WorkerOptions(kv_cache_memory=ByteSize(kv_cache_memory), cores=1)
-    return load_engine(
-        Role.PREFILL, ModelOptions(model=str(model), max_model_len=max_model_len), options, None, allocate
-    )
+    worker = WorkerOptions(kv_cache_memory=ByteSize(kv_cache_memory), cores=1)
+    command = PrefillCommand(model=ModelOptions(model=str(model), max_model_len=max_model_len), worker=worker)
+    with load_engine(Role.PREFILL, command, None, allocate) as engine:
+        return engine
 
 
 @pytest.fixture(scope="module")

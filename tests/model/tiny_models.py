@@ -35,6 +35,7 @@ LLAMAS = {
     "biases": {"attention_bias": True, "mlp_bias": True},
     "multi_head": {"num_key_value_heads": 6},
     "multi_query": {"num_key_value_heads": 1},
+    "one_kv_head": {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16},
     "wide_heads": {"head_dim": 20},
     "linear_rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0}},
     "llama3_rope": {"rope_parameters": _LLAMA3},

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import xxhash
 import zmq
 
 from common.ids import BlockId, PeerId, RequestId, SequenceKey
-from common.kv_layout import KVLayout
+from common.kv_layout import HeadChecksums, KVLayout, head_checksums
+from common.kv_source import KVDescriptor, KVSource
 from common.link_socket import Wakeup
-from common.wire import Buffer, Envelope, KVBlocks, KVDescriptor, KVSource, decode, encode
+from common.wire import Buffer, Envelope, KVBlocks, decode, encode
 from kvtransfer.puller import KVPuller
 from kvtransfer.route import Mode
 from kvtransfer.server import KVServer
@@ -29,7 +29,7 @@ from kvtransfer.transport import (
 
 DEADLINE_S = 10.0
 LAYOUT = KVLayout(
-    name="test", dtype="float32", num_layers=1, num_kv_heads=1, head_dim=8, block_size=16, model_hash="test-model"
+    name="test", dtype="float32", num_layers=1, num_kv_heads=2, head_dim=4, block_size=16, model_hash="test-model"
 )
 BLOCK_BYTES = LAYOUT.block_bytes
 NUM_BLOCKS = 64
@@ -80,22 +80,26 @@ class Rig:
         self.sent[:] = random.Random(0).randbytes(num_bytes)
         self.received = memoryview(bytearray([UNTOUCHED]) * num_bytes)
         self.server = KVServer(
-            PeerId("prefill#1"), self.sent, LAYOUT, self.events.deliver, "ipc://*", segment=self.segment
+            PeerId("prefill#1"), self.sent, LAYOUT, 0, self.events.deliver, "ipc://*", segment=self.segment
         )
         self.puller = KVPuller(
-            PeerId("decode#1"), self.received, LAYOUT, self.events.deliver, mode, pull_timeout_s, idle_s
+            *(PeerId("decode#1"), self.received, LAYOUT, range(LAYOUT.num_kv_heads), self.events.deliver),
+            *(mode, pull_timeout_s, idle_s),
         )
-        self.source = self.server.source
+        self.source = KVSource(
+            peer=PeerId("prefill#1"), layout=LAYOUT, num_blocks=NUM_BLOCKS, shards=(self.server.shard,)
+        )
+        self._direct = self.source
         self.proxy: Proxy | None = None
-        self._checksums = [self.checksum(BlockId(block_id)) for block_id in range(NUM_BLOCKS)]
+        self._checksums = [self.checksums(BlockId(block_id)) for block_id in range(NUM_BLOCKS)]
 
-    def checksum(self, block_id: BlockId) -> int:
-        return xxhash.xxh3_64_intdigest(block(self.sent, block_id))
+    def checksums(self, block_id: BlockId) -> HeadChecksums:
+        return head_checksums(block(self.sent, block_id), LAYOUT.head_bytes)
 
     def lie(self, rewrite: Rewrite) -> "Proxy":
         """Let every answer of the server go through `rewrite`, cut into runs of one block each."""
-        self.proxy = Proxy(self.source.data_address, rewrite)
-        self.source = replace(self.source, data_address=self.proxy.address)
+        self.proxy = Proxy(self.source.shards[0].data_address, rewrite)
+        self.source = with_shard(self.source, data_address=self.proxy.address)
         return self.proxy
 
     def start(self, pull: SequenceKey, block_ids: Sequence[int], source: KVSource | None = None) -> StartPull:
@@ -139,7 +143,7 @@ class Rig:
         while self.counter(name) < least:
             marker = key(1_000_000 + seen)
             self.server.apply(Publish(marker, ()))
-            self.puller.apply(SendRelease(marker, self.server.source))
+            self.puller.apply(SendRelease(marker, self._direct))
             self.events.wait_for(lambda marker=marker: self.events.num_released(marker))
             seen += 1
             assert seen < 10_000, f"{name} stays at {self.counter(name)}"
@@ -151,6 +155,12 @@ class Rig:
         self.server.close()
         if self.segment:
             self.segment.close()
+
+
+def with_shard(source: KVSource, **fields: Any) -> KVSource:
+    """The same source with fields of its first shard changed."""
+    first, *others = source.shards
+    return replace(source, shards=(replace(first, **fields), *others))
 
 
 def block(memory: memoryview, block_id: BlockId) -> memoryview:

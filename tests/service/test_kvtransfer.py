@@ -14,7 +14,7 @@ from common.wire import Envelope, KVFetch, KVRelease, encode
 from kvtransfer.puller import KVPuller
 from kvtransfer.route import Mode
 from kvtransfer.transport import AbortPull, KVReleased, SendRelease, Withdraw
-from tests.service.kv_rig import BLOCK_BYTES, DEADLINE_S, LAYOUT, NUM_BLOCKS, Events, Rig, key
+from tests.service.kv_rig import BLOCK_BYTES, DEADLINE_S, LAYOUT, NUM_BLOCKS, Events, Rig, key, with_shard
 
 MODES: list[Mode] = ["tcp", "shm"]
 
@@ -95,7 +95,7 @@ def test_blocks_of_somebody_else_are_refused(rig: Rig) -> None:
 
 
 def test_another_incarnation_at_the_address_refuses(rig: Rig) -> None:
-    rig.pull(key(1), [1], replace(rig.source, peer=PeerId("prefill#0")))
+    rig.pull(key(1), [1], with_shard(rig.source, peer=PeerId("prefill#0")))
     assert "this is prefill#1, not prefill#0" in rig.wait(key(1)).error
 
 
@@ -141,7 +141,7 @@ def test_a_sender_that_is_dead_already_ends_the_pull_at_once(rig: Rig) -> None:
 
 
 def test_an_address_that_is_none_ends_the_pull(rig: Rig) -> None:
-    rig.pull(key(1), [1], replace(rig.source, data_address="nonsense"))
+    rig.pull(key(1), [1], with_shard(rig.source, data_address="nonsense"))
     assert "cannot connect to 'nonsense'" in rig.wait(key(1)).error
 
 
@@ -151,7 +151,7 @@ def test_sources_beyond_the_limit_are_refused_and_the_others_serve(monkeypatch: 
     try:
         rig.pull(key(1), [1])
         assert rig.wait(key(1)).error == ""
-        rig.pull(key(2), [2], replace(rig.source, peer=PeerId("prefill#2")))
+        rig.pull(key(2), [2], with_shard(rig.source, peer=PeerId("prefill#2")))
         assert "there are 1 sources already" in rig.wait(key(2)).error
         rig.pull(key(3), [3])
         assert rig.wait(key(3)).error == ""
@@ -252,7 +252,7 @@ def test_a_connection_that_is_not_used_is_closed() -> None:
     rig = Rig("tcp", idle_s=0.05)
     try:
         address = source.getsockopt_string(zmq.LAST_ENDPOINT)
-        rig.puller.apply(SendRelease(key(1), replace(rig.source, data_address=address)))
+        rig.puller.apply(SendRelease(key(1), with_shard(rig.source, data_address=address)))
         assert len(source.recv_multipart()) == 2
         assert monitor.poll(int(DEADLINE_S * 1000)), "the connection stays"
         assert rig.pull(key(2), [1])
@@ -270,10 +270,12 @@ def test_a_receiver_that_asks_and_does_not_read_piles_nothing_up() -> None:
         rig.start(key(1), range(NUM_BLOCKS))
         greedy = context.socket(zmq.DEALER)
         greedy.setsockopt(zmq.RCVHWM, 1)
-        greedy.connect(rig.source.data_address)
+        greedy.connect(rig.source.shards[0].data_address)
         request_id, attempt = key(1)
         ids = tuple(BlockId(number) for number in range(NUM_BLOCKS))
-        fetch = KVFetch(request_id=request_id, attempt=attempt, block_ids=ids, with_data=True)
+        fetch = KVFetch(
+            request_id=request_id, attempt=attempt, block_ids=ids, first_head=0, num_heads=2, with_data=True
+        )
         release = KVRelease(request_id=request_id, attempt=attempt)
         for message in [*[fetch] * 200, release]:
             greedy.send_multipart(encode(Envelope(PeerId("greedy#1"), rig.source.peer, 1, message)))
@@ -292,7 +294,7 @@ def test_a_server_survives_garbage() -> None:
     try:
         rng = random.Random(0)
         hostile = context.socket(zmq.DEALER)
-        hostile.connect(rig.source.data_address)
+        hostile.connect(rig.source.shards[0].data_address)
         for _ in range(200):
             hostile.send_multipart([rng.randbytes(rng.randrange(60)) for _ in range(rng.randrange(1, 4))])
         rig.start(key(1), [])
@@ -309,7 +311,7 @@ def test_a_server_survives_garbage() -> None:
 def test_two_receivers_pull_from_one_source(rig: Rig) -> None:
     events = Events()
     memory = memoryview(bytearray(NUM_BLOCKS * BLOCK_BYTES))
-    other = KVPuller(PeerId("decode#2"), memory, LAYOUT, events.deliver)
+    other = KVPuller(PeerId("decode#2"), memory, LAYOUT, range(2), events.deliver)
     try:
         start = rig.start(key(2), range(NUM_BLOCKS))
         rig.pull(key(1), range(NUM_BLOCKS))

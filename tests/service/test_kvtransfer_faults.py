@@ -11,7 +11,7 @@ from common.ids import PeerId, RequestId
 from common.wire import Envelope, KVRelease
 from kvtransfer.route import Mode
 from kvtransfer.transport import AbortPull
-from tests.service.kv_rig import BLOCK_BYTES, DEADLINE_S, Rig, blocks_of, change, key, with_buffers
+from tests.service.kv_rig import BLOCK_BYTES, DEADLINE_S, Rig, blocks_of, change, key, with_buffers, with_shard
 
 BLOCKS = range(10, 34)
 VICTIM = 21
@@ -285,7 +285,7 @@ def test_garbage_on_the_data_channel_is_counted() -> None:
     rig = Rig("tcp", pull_timeout_s=0.5)
     try:
         address = source.getsockopt_string(zmq.LAST_ENDPOINT)
-        rig.pull(key(1), BLOCKS, replace(rig.source, data_address=address))
+        rig.pull(key(1), BLOCKS, with_shard(rig.source, data_address=address))
         receiver, _ = source.recv_multipart()
         for _ in range(100):
             source.send_multipart([receiver, *(rng.randbytes(rng.randrange(60)) for _ in range(rng.randrange(1, 4)))])

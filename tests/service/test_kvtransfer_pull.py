@@ -4,17 +4,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import TransferError
 from common.ids import BlockId, PeerId
-from common.wire import Buffer, KVBlocks, KVDescriptor, KVSource
+from common.kv_layout import head_checksums
+from common.kv_source import KVDescriptor
+from common.wire import Buffer, KVBlocks
 from kvtransfer.loopback import LoopbackReceiver, LoopbackSender
 from kvtransfer.pull import Fetch, Pull
+from kvtransfer.reshard import ShardPull
+from kvtransfer.shard_memory import ShardMemory
 from kvtransfer.tcp import TcpRoute
-from kvtransfer.transfer_counters import receiver_counters
+from kvtransfer.transfer_counters import TransferCounters, receiver_counters
 from kvtransfer.transport import (
     AbortPull,
     BlockCopy,
@@ -26,27 +29,28 @@ from kvtransfer.transport import (
     TransferEvent,
     Withdraw,
 )
+from tests.fakes import fake_source
 from tests.service.kv_rig import BLOCK_BYTES, LAYOUT, block, key
 
 NUM_BLOCKS = 8
 SENT = memoryview(b"".join(bytes([number + 1]) * BLOCK_BYTES for number in range(NUM_BLOCKS)))
-SOURCE = KVSource(
-    peer=PeerId("prefill#1"),
-    data_address="tcp://prefill:1",
-    shm_name="",
-    shm_nonce="",
-    layout=LAYOUT,
-    num_blocks=NUM_BLOCKS,
-)
+SOURCE = fake_source(PeerId("prefill#1"), LAYOUT, NUM_BLOCKS)
+HEADS = range(LAYOUT.num_kv_heads)
 
 
 def start_of(block_ids: Sequence[int]) -> StartPull:
     """Each block into the target of the same number."""
     ids = tuple(BlockId(block_id) for block_id in block_ids)
-    checksums = tuple(xxhash.xxh3_64_intdigest(block(SENT, block_id)) for block_id in ids)
+    checksums = tuple(head_checksums(block(SENT, block_id), LAYOUT.head_bytes) for block_id in ids)
     descriptor = KVDescriptor(source=SOURCE, num_tokens=16 * len(ids), block_ids=ids, checksums=checksums)
-    copies = tuple(BlockCopy(each, each, checksum) for each, checksum in zip(ids, checksums, strict=True))
+    copies = tuple(BlockCopy(each, each, heads) for each, heads in zip(ids, checksums, strict=True))
     return StartPull(key(1), descriptor, copies)
+
+
+def pull_of(block_ids: Sequence[int], received: memoryview, counters: TransferCounters) -> Pull:
+    """Of all heads from the one shard."""
+    memory = ShardMemory(received, HEADS, LAYOUT.head_bytes)
+    return Pull(start_of(block_ids), ShardPull(SOURCE.shards[0], HEADS), TcpRoute(), memory, counters)
 
 
 @st.composite
@@ -72,7 +76,7 @@ def test_a_pull_is_complete_only_when_every_target_is_right(
 ) -> None:
     counters = receiver_counters()
     received = memoryview(bytearray(NUM_BLOCKS * BLOCK_BYTES))
-    pull = Pull(start_of(range(6)), TcpRoute(), received, counters)
+    pull = pull_of(range(6), received, counters)
     fetches: list[Fetch] = []
     num_verified = 0
     for message, buffers, is_newest in runs:
@@ -94,7 +98,7 @@ def test_a_pull_is_complete_only_when_every_target_is_right(
 def test_honest_answers_in_runs_of_any_length_complete_a_pull(ids: list[int], lengths: list[int]) -> None:
     received = memoryview(bytearray(NUM_BLOCKS * BLOCK_BYTES))
     counters = receiver_counters()
-    pull = Pull(start_of(ids), TcpRoute(), received, counters)
+    pull = pull_of(ids, received, counters)
     request_id, attempt = key(1)
     for number in range(6):
         if not pull.wants_more:
@@ -116,7 +120,7 @@ class Loopback:
         self.events: list[TransferEvent] = []
         self.received = memoryview(bytearray(NUM_BLOCKS * BLOCK_BYTES))
         self.sent = memoryview(bytearray(SENT))
-        self.sender = LoopbackSender(SOURCE, self.events.append, self.sent)
+        self.sender = LoopbackSender(SOURCE.shards[0], self.events.append, self.sent)
         self.senders = {SOURCE.peer: self.sender}
         self.receiver = LoopbackReceiver(self.senders, self.events.append, self.received)
         self.start = start_of(range(4))

@@ -11,10 +11,13 @@ import pytest
 
 from common.errors import ConfigError, TransferError
 from common.ids import BlockId
+from common.kv_source import KVSource
 from common.wire import KVBlocks
 from kvtransfer.route import Mode, choose_route
 from kvtransfer.shm import DIRECTORY, HEADER_BYTES, PREFIX, SharedSegment, ShmRoute, remove_dead_segments
-from tests.service.kv_rig import BLOCK_BYTES, NUM_BLOCKS, Rig, key
+from tests.service.kv_rig import BLOCK_BYTES, LAYOUT, NUM_BLOCKS, Rig, key, with_shard
+
+HEADS = range(LAYOUT.num_kv_heads)
 
 
 @pytest.fixture
@@ -28,15 +31,19 @@ def grant(block_id: int) -> KVBlocks:
     return KVBlocks(request_id=key(1).request_id, attempt=0, refusal="", first=0, block_ids=(BlockId(block_id),))
 
 
+def route_name(mode: Mode, source: KVSource) -> str:
+    return choose_route(mode, source, source.shards[0]).name
+
+
 def segment_names() -> set[str]:
     return {path.name for path in DIRECTORY.glob(f"{PREFIX}*")}
 
 
 def test_auto_takes_shared_memory_after_reading_the_nonce(rig: Rig) -> None:
-    assert choose_route("auto", rig.source).name == "shm"
-    assert choose_route("shm", rig.source).name == "shm"
-    assert choose_route("tcp", rig.source).name == "tcp"
-    assert choose_route("auto", replace(rig.source, shm_name="")).name == "tcp"
+    assert route_name("auto", rig.source) == "shm"
+    assert route_name("shm", rig.source) == "shm"
+    assert route_name("tcp", rig.source) == "tcp"
+    assert route_name("auto", with_shard(rig.source, shm_name="")) == "tcp"
 
 
 @pytest.mark.parametrize(
@@ -52,17 +59,18 @@ def test_auto_takes_shared_memory_after_reading_the_nonce(rig: Rig) -> None:
     ],
 )
 def test_another_segment_is_not_read(rig: Rig, changed: dict[str, object]) -> None:
-    source = replace(rig.source, **changed)
-    assert choose_route("auto", source).name == "tcp"
+    is_of_group = changed.keys() == {"num_blocks"}
+    source = replace(rig.source, **changed) if is_of_group else with_shard(rig.source, **changed)
+    assert route_name("auto", source) == "tcp"
     with pytest.raises(TransferError, match="shared memory"):
-        choose_route("shm", source)
+        route_name("shm", source)
 
 
 @pytest.mark.parametrize("mode", ["auto", "shm"])
 def test_without_the_segment_a_pull_falls_back_or_fails(mode: Mode) -> None:
     rig = Rig(mode)
     try:
-        start = rig.pull(key(1), range(8), replace(rig.source, shm_name=f"{PREFIX}none", shm_nonce="0"))
+        start = rig.pull(key(1), range(8), with_shard(rig.source, shm_name=f"{PREFIX}none", shm_nonce="0"))
         error = rig.wait(key(1)).error
         if mode == "shm":
             assert "shared memory of prefill#1" in error
@@ -76,7 +84,7 @@ def test_without_the_segment_a_pull_falls_back_or_fails(mode: Mode) -> None:
 
 
 def test_a_receiver_cannot_write_into_the_segment(rig: Rig) -> None:
-    (view,) = ShmRoute(rig.source).blocks(grant(3), [])
+    (view,) = ShmRoute(rig.source, rig.source.shards[0]).blocks(grant(3), [], HEADS)
     with pytest.raises(TypeError):
         memoryview(view)[0] = 1
 
@@ -116,9 +124,9 @@ def test_only_segments_of_dead_owners_are_removed(rig: Rig) -> None:
     assert dead in segment_names()
     removed = remove_dead_segments()
     assert dead in removed
-    assert rig.source.shm_name not in removed
+    assert rig.source.shards[0].shm_name not in removed
     assert dead not in segment_names()
-    assert rig.source.shm_name in segment_names()
+    assert rig.source.shards[0].shm_name in segment_names()
     rig.pull(key(1), [1])
     assert rig.wait(key(1)).error == ""
 
@@ -128,9 +136,9 @@ def test_a_receiver_keeps_what_it_mapped_when_the_sender_is_killed() -> None:
     segment.memory[:] = bytes([7]) * BLOCK_BYTES
     rig = Rig("tcp")
     try:
-        source = replace(rig.source, shm_name=segment.name, shm_nonce=segment.nonce, num_blocks=1)
-        route = ShmRoute(source)
+        source = with_shard(replace(rig.source, num_blocks=1), shm_name=segment.name, shm_nonce=segment.nonce)
+        route = ShmRoute(source, source.shards[0])
         segment.close()
-        assert bytes(route.blocks(grant(0), [])[0]) == bytes([7]) * BLOCK_BYTES
+        assert bytes(route.blocks(grant(0), [], HEADS)[0]) == bytes([7]) * BLOCK_BYTES
     finally:
         rig.close()

@@ -51,7 +51,7 @@ class World:
         self.network = Network(self.clock, self.random, self._deliver)
         self.workers: dict[PeerId, Worker] = {}
         self.clients: dict[RequestId, Client] = {}
-        self.requests = Requests(Fleet("fake-model", self._refuse), policy)
+        self.requests = Requests(Fleet("fake-model", self._refuse), policy, Random(seed))
         self._incarnations = count()
         self._frozen_until_s: dict[PeerId, float] = {}
         self._held: dict[PeerId, list[Callable[[], None]]] = {}

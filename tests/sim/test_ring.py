@@ -15,6 +15,7 @@ def make_world(seed: int = 0, **overrides: float) -> World:
     limits = {
         "max_concurrent_requests": 512,
         "request_timeout_s": 60.0,
+        "when_no_prefill": "queue",
         "no_worker_timeout_s": 5.0,
         "resume_timeout_s": 10.0,
         "max_attempts": 3,

@@ -17,6 +17,7 @@ from tests.sim.worker import GATEWAY, LEASE_S
 PATIENT = LifePolicy(
     max_concurrent_requests=512,
     request_timeout_s=300,
+    when_no_prefill="queue",
     no_worker_timeout_s=60,
     resume_timeout_s=60,
     max_attempts=1000,

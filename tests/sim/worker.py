@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import xxhash
-
 from aggregated.service import AggregatedService
 from common.engine.block_manager import BlockManager
 from common.engine.step import StepPlan
 from common.engine.worker import WorkerIdentity
 from common.ids import PeerId, SequenceKey
+from common.kv_layout import head_checksums
 from common.service import TICK_S, LinkEvent, LinkFull, Send, Tick
-from common.wire import KVSource, Role
+from common.wire import Role
 from decode.scheduler import DecodeScheduler
 from decode.service import DecodeService
 from kvtransfer.transport import AbortPull, KVReleased, Publish, PullFinished, SendRelease, StartPull, Withdraw
 from prefill.scheduler import PrefillScheduler
 from prefill.service import PrefillService
-from tests.fakes import MAX_MODEL_LEN, VOCAB_SIZE, FakeRunner, fake_layout
+from tests.fakes import MAX_MODEL_LEN, VOCAB_SIZE, FakeRunner, fake_layout, fake_source
 from tests.sim.network import MAX_DELAY_S
 
 if TYPE_CHECKING:
@@ -44,14 +43,7 @@ class Worker:
         self.blocks = BlockManager(num_blocks, layout.block_size)
         self.name = peer.split("#")[0]
         identity = WorkerIdentity(self.name, f"tcp://{peer}:1", layout, num_blocks, VOCAB_SIZE, MAX_MODEL_LEN)
-        source = KVSource(
-            peer=peer,
-            data_address="tcp://prefill:1",
-            shm_name="",
-            shm_nonce="",
-            layout=layout,
-            num_blocks=num_blocks,
-        )
+        source = fake_source(peer, layout, num_blocks)
         prompts = PrefillScheduler(self.blocks, max_batch_tokens=max_batch_tokens, max_step_s=0, lease_s=LEASE_S)
         decode = DecodeService(identity, self.blocks, DecodeScheduler(self.blocks, max_num_seqs=MAX_NUM_SEQS))
         # The drivers are typed by role; here one class plays all, so what a service takes is unknown to types.
@@ -153,7 +145,7 @@ class Worker:
         for copy in pull.copies:
             assert copy.source in source.published[pull.key]
             self.runner.block(copy.target)[:] = source.runner.block(copy.source)
-            if xxhash.xxh3_64_intdigest(self.runner.block(copy.target)) != copy.checksum:
+            if head_checksums(self.runner.block(copy.target), self.runner.layout.head_bytes) != copy.checksums:
                 return "checksum mismatch"
         return ""
 

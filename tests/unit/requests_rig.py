@@ -1,17 +1,17 @@
 """A gateway's requests between clients and a network that the test plays."""
 
 from dataclasses import dataclass, field
+from random import Random
 
 from common.errors import RequestError
 from common.ids import BlockId, PeerId, RequestId
 from common.kv_layout import KVLayout
+from common.kv_source import KVDescriptor
 from common.sampling import Finish, FinishReason, SamplingParams
 from common.service import Received, Send
 from common.wire import (
     Control,
     DecodeRequest,
-    KVDescriptor,
-    KVSource,
     PrefillDone,
     PrefillRequest,
     Role,
@@ -21,10 +21,15 @@ from common.wire import (
 from gateway.fleet import Fleet
 from gateway.life import LifePolicy
 from gateway.requests import Effect, Emit, Event, Fail, Requests, Submit
-from tests.fakes import expected_tokens, fake_layout, next_token
+from tests.fakes import expected_tokens, fake_layout, fake_source, next_token
 
 POLICY = LifePolicy(
-    max_concurrent_requests=100, request_timeout_s=60, no_worker_timeout_s=5, resume_timeout_s=8, max_attempts=3
+    max_concurrent_requests=100,
+    request_timeout_s=60,
+    when_no_prefill="queue",
+    no_worker_timeout_s=5,
+    resume_timeout_s=8,
+    max_attempts=3,
 )
 PROMPT = (1, 2, 3, 4, 5)
 GREEDY = SamplingParams(max_tokens=6, temperature=0)
@@ -51,15 +56,8 @@ def status(peer: PeerId, role: Role, *, layout: KVLayout | None = None, is_drain
 
 
 def descriptor(peer: PeerId, num_tokens: int, layout: KVLayout | None = None) -> KVDescriptor:
-    source = KVSource(
-        peer=peer,
-        data_address="tcp://prefill:1",
-        shm_name="",
-        shm_nonce="",
-        layout=layout or fake_layout(),
-        num_blocks=100,
-    )
-    return KVDescriptor(source=source, num_tokens=num_tokens, block_ids=(BlockId(0),), checksums=(0,))
+    source = fake_source(peer, layout or fake_layout(), num_blocks=100)
+    return KVDescriptor(source=source, num_tokens=num_tokens, block_ids=(BlockId(0),), checksums=((0,),))
 
 
 def prefill_done(request: PrefillRequest, peer: PeerId, role: Role = Role.PREFILL) -> PrefillDone:
@@ -110,7 +108,7 @@ class Bench:
     """A gateway's requests between clients and a network that the test plays."""
 
     def __init__(self, policy: LifePolicy = POLICY) -> None:
-        self.requests = Requests(Fleet("fake-model", lambda name, reason: None), policy)
+        self.requests = Requests(Fleet("fake-model", lambda name, reason: None), policy, Random(0))
         self.now = 0.0
         self.clients: dict[RequestId, Client] = {}
         self.sent: list[tuple[PeerId, Control]] = []

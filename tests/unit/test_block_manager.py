@@ -4,13 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from common.engine.block_manager import BlockManager, hash_blocks
+from common.block_hashes import hash_blocks
+from common.engine.block_manager import BlockManager
 from common.ids import BlockId
 
 
 def seal_all(blocks: BlockManager, block_ids: list[BlockId], token_ids: list[int]) -> None:
     for block_id, block_hash in zip(block_ids, hash_blocks(token_ids, blocks.block_size), strict=False):
-        blocks.seal(block_id, block_hash, checksum=block_id)
+        blocks.seal(block_id, block_hash, checksums=(block_id,))
 
 
 def test_released_blocks_are_found_again_by_their_tokens() -> None:

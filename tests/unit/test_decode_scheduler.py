@@ -6,21 +6,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from common.engine.block_manager import BlockManager
 from common.engine.step import StepResult
 from common.ids import BlockId, PeerId, RequestId, SequenceKey
+from common.kv_source import KVDescriptor
 from common.sampling import SamplingParams
-from common.wire import DecodeRequest, KVDescriptor, KVSource
+from common.wire import DecodeRequest
 from decode.scheduler import DecodeEvent, DecodeFailed, DecodeScheduler, DecodeSequence
-from tests.fakes import fake_layout
+from tests.fakes import fake_layout, fake_source
 
 BLOCK_SIZE = 4
 GATEWAY = PeerId("gateway#0")
-SOURCE = KVSource(
-    peer=PeerId("prefill#0"),
-    data_address="tcp://prefill:1",
-    shm_name="",
-    shm_nonce="",
-    layout=fake_layout(BLOCK_SIZE),
-    num_blocks=100,
-)
+SOURCE = fake_source(PeerId("prefill#0"), fake_layout(BLOCK_SIZE), num_blocks=100)
 
 
 def request(name: str, num_prompt: int, max_tokens: int, *, attempt: int = 0, first: int = 0) -> DecodeRequest:
@@ -37,7 +31,7 @@ def request(name: str, num_prompt: int, max_tokens: int, *, attempt: int = 0, fi
             source=SOURCE,
             num_tokens=num_prompt,
             block_ids=tuple(BlockId(50 + index) for index in range(num_blocks)),
-            checksums=tuple(range(num_blocks)),
+            checksums=tuple((index,) for index in range(num_blocks)),
         ),
     )
 
@@ -88,7 +82,7 @@ def test_only_blocks_that_are_not_cached_are_pulled() -> None:
     bench.add("b", num_prompt=10)
     (second,) = bench.scheduler.admit()
     (copy,) = bench.scheduler.copies(second)
-    assert (copy.source, copy.checksum) == (52, 2)
+    assert (copy.source, copy.checksums) == (52, (2,))
     assert second.block_table[:2] == bench.scheduler.sequences()[1].block_table[:2]
 
 

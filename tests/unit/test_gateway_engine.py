@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -27,7 +28,7 @@ class Rig:
         self.full: set[PeerId] = set()
         self.is_healthy = True
         policy = replace(POLICY, max_concurrent_requests=2)
-        self.requests = requests_type(Fleet("fake-model", lambda name, reason: None), policy)
+        self.requests = requests_type(Fleet("fake-model", lambda name, reason: None), policy, Random(0))
         self.engine = GatewayEngine(
             PeerId("g#1"),
             self.requests,

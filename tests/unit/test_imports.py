@@ -1,6 +1,7 @@
 """The arrows between folders, what policy must not know, and how long files and functions may be."""
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -51,6 +52,7 @@ POLICY = (
     "gateway.life",
     "gateway.requests",
     "gateway.router",
+    "kvtransfer.reshard",
     "prefill.scheduler",
     "prefill.service",
 )
@@ -141,3 +143,10 @@ def test_the_kernels_package_is_a_docstring_only() -> None:
     (only,) = parsed(ROOT / "kernels" / "__init__.py").body
     assert isinstance(only, ast.Expr)
     assert isinstance(only.value, ast.Constant)
+
+
+def test_every_folder_with_modules_is_installed() -> None:
+    setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = {path.parent.relative_to(ROOT) for path in source_files() if path.parent != ROOT}
+    assert set(setup["packages"]) == {".".join(folder.parts) for folder in folders}
+    assert setup["package-data"]["kernels.cpu"] == ["src/*"], "the native ops are built from their sources"

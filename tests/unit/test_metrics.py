@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from random import Random
 
 from common.link_counters import LinkCounters
 from common.metrics import GatewayMetrics, SequenceTimer
@@ -48,7 +49,7 @@ def test_a_sequence_s_tokens_are_counted_and_their_gaps_observed() -> None:
 
 
 def test_every_metric_of_the_gateway_is_on_the_metrics_page_and_no_other() -> None:
-    requests = Requests(Fleet("fake-model", lambda name, reason: None), POLICY)
+    requests = Requests(Fleet("fake-model", lambda name, reason: None), POLICY, Random(0))
     worker = {"p0": status(P0, Role.PREFILL)}
     metrics = GatewayMetrics("m", lambda: worker, lambda: {**LinkCounters().totals(), **requests.totals})
     named = set(re.findall(r"^\| `([^`]+)`", PAGE.read_text(), re.MULTILINE))

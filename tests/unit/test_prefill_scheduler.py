@@ -122,6 +122,16 @@ def test_a_released_prompt_is_found_in_the_cache_but_its_last_token_is_computed_
     assert len(events[0].sequence.checksums) == len(events[0].sequence.block_table) == 2
 
 
+def test_of_a_waiting_prompt_only_what_is_not_cached_is_still_to_be_computed() -> None:
+    bench = Bench()
+    key = bench.add("a", tokens(10))
+    assert bench.scheduler.num_unfinished_tokens == 10
+    bench.run()
+    bench.scheduler.release(key)
+    bench.add("b", (*tokens(8), 99))
+    assert bench.scheduler.num_unfinished_tokens == 1
+
+
 def test_a_request_that_ends_with_its_first_token_keeps_no_blocks() -> None:
     bench = Bench()
     bench.add("a", tokens(9), max_tokens=1)

@@ -208,6 +208,79 @@ def test_what_no_worker_can_compute_is_the_client_s_error_and_not_tried_again(re
     assert (client.error.status, client.error.message) == (400, detail)
 
 
+@pytest.mark.parametrize("reason", [EndReason.TOO_LARGE, EndReason.REFUSED, EndReason.FAILED])
+def test_a_bad_request_does_not_count_against_its_worker(reason: EndReason) -> None:
+    """However many come, the worker is asked as before, and what others have there goes on."""
+    bench = started()
+    good = bench.submit("good")
+    for number in range(100):
+        bad = bench.submit(f"bad{number}")
+        bench.do(Received(P0, Ended(request_id=RequestId(f"bad{number}"), attempt=0, reason=reason, detail="")))
+        assert bad.error is not None
+    assert [worker.peer for worker in bench.requests.fleet.prompt_workers()] == [P0]
+    assert bench.requests.totals == {"retries": 0, "stale_messages": 0}
+    bench.prefill()
+    assert (good.error, len(good.token_ids)) == (None, 1)
+    bench.sent.clear()
+    bench.submit("next")
+    assert bench.take(PrefillRequest)[0] == P0
+
+
+def rejecting() -> Bench:
+    return Bench(replace(POLICY, when_no_prefill="reject"))
+
+
+def test_a_new_request_is_rejected_at_once_without_a_prefill_worker_if_so_wanted() -> None:
+    bench = rejecting()
+    bench.join((D0, Role.DECODE))
+    client = bench.submit()
+    assert client.error is not None
+    assert (client.error.status, client.error.message) == (503, "no live prefill worker")
+    assert client.error.retry_after_s
+    bench.join((P0, Role.PREFILL))
+    assert bench.submit("b").error is None
+
+
+def test_what_was_not_begun_is_rejected_with_the_last_prefill_worker() -> None:
+    bench = rejecting()
+    bench.join((P0, Role.PREFILL), (D0, Role.DECODE))
+    client = bench.submit()
+    bench.do(LinkLost(P0, "broken"))
+    assert client.error is not None
+    assert client.error.status == 503
+    assert len(bench.requests) == 0
+
+
+def test_a_stream_that_has_begun_waits_for_a_prefill_worker_whatever_happens_to_new_ones() -> None:
+    bench = rejecting()
+    bench.join((P0, Role.PREFILL), (D0, Role.DECODE))
+    client = bench.submit()
+    bench.prefill()
+    bench.do(LinkLost(P0, "broken"))
+    bench.do(LinkLost(D0, "broken"))
+    bench.now += POLICY.resume_timeout_s - 0.1
+    bench.do(Tick())
+    assert client.error is None
+    bench.now += 0.2
+    bench.do(Tick())
+    assert client.error is not None
+    assert f"{POLICY.resume_timeout_s:g} s" in client.error.message
+
+
+def test_a_missing_decode_worker_is_waited_for_in_any_case() -> None:
+    bench = rejecting()
+    bench.join((P0, Role.PREFILL))
+    assert bench.submit().error is None
+
+
+def test_a_queued_request_is_sent_with_the_first_status_of_a_worker() -> None:
+    bench = Bench()
+    bench.join((D0, Role.DECODE))
+    bench.submit()
+    bench.join((P0, Role.PREFILL))
+    assert bench.take(PrefillRequest)[0] == P0
+
+
 def test_without_a_decode_worker_no_prompt_is_started_and_the_answer_is_503() -> None:
     bench = Bench()
     bench.join((P0, Role.PREFILL))

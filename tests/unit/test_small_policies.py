@@ -1,4 +1,4 @@
-"""Finishes, tombstones, who is alive, whom a request goes to, and the real loops over fakes."""
+"""Finishes, tombstones, who is alive, and the real loops over fakes."""
 
 from dataclasses import replace
 from queue import SimpleQueue
@@ -15,8 +15,7 @@ from common.peers import LivePeers, Tombstones
 from common.sampling import Finish, FinishReason, SamplingParams, check_finish
 from common.service import LinkFull, Send, Tick
 from common.wire import Cancel, Control, Role, WorkerStatus
-from gateway.fleet import NO_MATCH, WORKER_TIMEOUT_S, Fleet, Worker
-from gateway.router import pick_decode, pick_prefill
+from gateway.fleet import NO_MATCH, WORKER_TIMEOUT_S, Fleet
 from tests.fakes import fake_layout
 from tests.unit.requests_rig import D0, D1, P0, P1, status
 
@@ -130,27 +129,6 @@ def test_draining_workers_get_nothing_new() -> None:
     fleet = Fleet("fake-model", lambda name, problem: None)
     fleet.observe(P0, status(P0, Role.PREFILL, is_draining=True), 0.0)
     assert fleet.prompt_workers() == []
-
-
-def worker(name: str, **fields: int) -> Worker:
-    peer = PeerId(f"{name}#1")
-    return Worker(peer, replace(status(peer, Role.PREFILL), **fields), 0.0)
-
-
-def test_prefill_goes_to_the_shortest_queue_counting_what_was_just_sent() -> None:
-    workers = [worker("a", num_waiting_tokens=10), worker("b", num_waiting_tokens=50)]
-    picked = [pick_prefill(workers, 30, None) for _ in range(3)]
-    assert [w.status.name for w in picked if w] == ["a", "a", "b"]
-    assert pick_prefill(workers, 1, PeerId("b#1")) is workers[1]
-    assert pick_prefill([], 1, None) is None
-
-
-def test_decode_goes_where_most_blocks_are_free_then_where_fewest_run() -> None:
-    workers = [worker("a", num_free_blocks=10), worker("b", num_free_blocks=30)]
-    picked = [pick_decode(workers, 15) for _ in range(3)]
-    assert [w.status.name for w in picked if w] == ["b", "b", "a"]
-    workers = [worker("a", num_running=3), worker("b", num_running=1)]
-    assert pick_decode(workers, 1) is workers[1]
 
 
 class LoopService:

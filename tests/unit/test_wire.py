@@ -2,6 +2,7 @@
 
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
+from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -13,14 +14,15 @@ from hypothesis import strategies as st
 from common.errors import WireError
 from common.ids import PeerId, RequestId
 from common.kv_layout import KVLayout
+from common.kv_source import KVShard, KVSource
 from common.sampling import SamplingParams
 from common.wire import (
     MAX_HEADER_BYTES,
     WIRE_VERSION,
-    Address,
     Cancel,
     Control,
     Data,
+    DecodeRequest,
     Envelope,
     GatewayStatus,
     KVBlocks,
@@ -33,7 +35,9 @@ from common.wire import (
     decode,
     encode,
 )
-from tests.unit.requests_rig import status
+from common.wire_types import Address, Count
+from tests.fakes import fake_layout, fake_source
+from tests.unit.requests_rig import descriptor, status
 
 MESSAGE_TYPES: list[type[Message]] = [*get_args(Status), *get_args(Control), *get_args(Data)]
 JSONISH = st.recursive(
@@ -67,6 +71,8 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
         return st.tuples(*map(values_of, arguments))
     if annotation is WorkerStatus:
         return worker_statuses()
+    if annotation is KVSource:
+        return kv_sources()
     if is_dataclass(annotation) and isinstance(annotation, type):
         hints = get_type_hints(annotation, include_extras=True)
         return st.builds(annotation, **{field.name: values_of(hints[field.name]) for field in fields(annotation)})
@@ -95,6 +101,20 @@ def worker_statuses(draw: st.DrawFn) -> WorkerStatus:
         "max_context": draw(st.integers(2, num_blocks * layout.block_size)),
     }
     return WorkerStatus(layout=layout, **{**others, **fitting})
+
+
+@st.composite
+def kv_sources(draw: st.DrawFn) -> KVSource:
+    """Shards that have every head, some of them several times."""
+    starts = sorted(draw(st.sets(st.integers(1, 7), max_size=3)))
+    ranges = list(pairwise([0, *starts, 8]))
+    ranges += draw(st.lists(st.sampled_from(ranges), max_size=2))
+    hints = get_type_hints(KVShard, include_extras=True)
+    others = [{name: draw(values_of(hint)) for name, hint in hints.items()} for _ in ranges]
+    heads = [{"first_head": first, "num_heads": end - first} for first, end in ranges]
+    shards = tuple(KVShard(**{**other, **head}) for other, head in zip(others, heads, strict=True))
+    layout = replace(draw(values_of(KVLayout)), num_kv_heads=8)
+    return KVSource(peer=draw(values_of(PeerId)), layout=layout, num_blocks=draw(values_of(Count)), shards=shards)
 
 
 messages = st.one_of(*map(values_of, MESSAGE_TYPES))
@@ -246,6 +266,41 @@ def test_a_worker_s_status_with_an_impossible_value_is_a_wire_error(field: str, 
     decode([pack(header)])
     header[5][field] = value
     with pytest.raises(WireError, match="WorkerStatus"):
+        decode([pack(header)])
+
+
+@pytest.mark.parametrize(
+    "heads",
+    [
+        [],
+        [(0, 1)],
+        [(1, 1)],
+        [(0, 3)],
+        [(0, 2), (2, 1)],
+        [(0, 1), (1, 0), (1, 1)],
+        [(0, 1), (1, 2**62)],
+        [(0, 2), (2**62, 1)],
+    ],
+)
+def test_shards_that_lack_a_head_or_have_one_too_many_are_a_wire_error(heads: list[tuple[int, int]]) -> None:
+    """The model has two heads. A receiver finds each of them at a shard without looking further."""
+    layout = replace(fake_layout(), num_kv_heads=2)
+    request = DecodeRequest(
+        request_id=RequestId("r"),
+        attempt=0,
+        prompt_token_ids=(1,),
+        output_token_ids=(2,),
+        sampling=SamplingParams(max_tokens=2),
+        age_s=0,
+        kv=replace(descriptor(PeerId("p0#1"), 1), source=fake_source(PeerId("p0#1"), layout, num_blocks=1)),
+    )
+    header = header_of(Envelope(PeerId("g#1"), PeerId("d0#1"), 1, request))
+    decode([pack(header)])
+    (shard,) = header[5]["kv"]["source"]["shards"]
+    header[5]["kv"]["source"]["shards"] = [
+        {**shard, "first_head": first, "num_heads": num_heads} for first, num_heads in heads
+    ]
+    with pytest.raises(WireError, match="shards must have each of 2 heads"):
         decode([pack(header)])
 
 

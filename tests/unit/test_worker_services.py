@@ -234,7 +234,9 @@ def test_kv_of_another_layout_or_length_is_refused_by_name() -> None:
     for kv, named in (
         ({"source": source}, "dtype: 'float32' != 'bfloat16'"),
         ({"num_tokens": 5}, "6 tokens"),
-        ({"checksums": (1,)}, "2 blocks"),
+        ({"checksums": ((1,),)}, "2 blocks"),
+        ({"checksums": ((1,), (2, 3))}, "checksums of 1 heads a block are wanted, got 2"),
+        ({"checksums": ((1,), ())}, "checksums of 1 heads a block are wanted, got 0"),
     ):
         descriptor = type(message.kv)(**{**{name: getattr(message.kv, name) for name in message.kv.__slots__}, **kv})
         fields = {name: getattr(message, name) for name in message.__slots__}

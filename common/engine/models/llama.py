@@ -5,26 +5,31 @@ from torch import Tensor
 
 from common.engine.batch import Batch
 from common.engine.kv_cache import KVCache
-from common.engine.layers import load_attention, load_mlp, load_norm
+from common.engine.layers import load_attention, load_ends, load_mlp
 from common.engine.model_config import ModelConfig
 from common.engine.rope import cos_sin_table
 from common.engine.weights import Weights
-from kernels.blocks import Embedding, Head, LayerWeights, LinearWeight
+from kernels.blocks import LayerWeights
 from kernels.dispatch import Ops
+from kernels.group import Group
 
 
 class Llama:
     """Token ids in, logits out. Owns the weights; the cache is a parameter."""
 
-    def __init__(self, weights: Weights, config: ModelConfig, ops: Ops, max_model_len: int) -> None:
+    def __init__(
+        self, weights: Weights, config: ModelConfig, ops: Ops, max_model_len: int, group: Group | None = None
+    ) -> None:
         """Takes every tensor out of weights.
+
+        group: of the ranks that have a shard of the model each; None: the weights are all of it
 
         Raises: ModelError if one is missing, has another shape or is left over.
         """
         self._ops = ops
         self._vocab_size = config.vocab_size
         self._hidden_dtype = ops.hidden_dtype(weights.dtype)
-        self._embedding, self._head = _load_ends(weights, config, ops)
+        self._embedding, self._head = load_ends(weights, config, ops, group)
         cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len)
         names = (f"model.layers.{index}" for index in range(config.num_layers))
         # One after the other: what the ops pack is not kept in two forms for the whole model.
@@ -34,7 +39,7 @@ class Llama:
     def forward(self, batch: Batch, kv_cache: KVCache) -> Tensor:
         """Compute the batch and write its KV.
 
-        Returns the logits of the sampled rows, [num_sampled, vocab_size] fp32.
+        Returns the logits of the sampled rows, [num_sampled, vocab_size] fp32; of none at ranks other than rank 0.
         """
         self._ops.begin_step()
         x = self._embedding(batch.input_ids).to(self._hidden_dtype)
@@ -43,17 +48,6 @@ class Llama:
         if len(rows) == 0:
             return torch.empty(0, self._vocab_size)
         return self._head(x[rows], residual[rows])
-
-
-def _load_ends(weights: Weights, config: ModelConfig, ops: Ops) -> tuple[Embedding, Head]:
-    """What is before the first layer and behind the last."""
-    shape = config.vocab_size, config.hidden_size
-    linear_dtype = ops.linear_dtype(weights.dtype)
-    norm = load_norm(weights, "model.norm", config)
-    if config.tie_word_embeddings:
-        return ops.tied(norm, weights.take("model.embed_tokens.weight", *shape, dtype=linear_dtype))
-    embedding = ops.embedding(weights.take("model.embed_tokens.weight", *shape))
-    return embedding, ops.head(norm, LinearWeight(weights.take("lm_head.weight", *shape, dtype=linear_dtype)))
 
 
 def load_layer(weights: Weights, name: str, config: ModelConfig, ops: Ops, cos_sin: Tensor) -> LayerWeights:

@@ -15,17 +15,18 @@ constexpr int SCORE_ROWS = fitting(8, 1), VALUE_ROWS = fitting(4, 1);  // of the
 constexpr int TILE_KEYS = 128;    // keys between two corrections of the running maximum
 constexpr int MAX_HEAD_DIM = 256;
 
-// One layer of the cache. A block's part of it: keys of all heads, then values of all heads.
+// One layer of the cache: where one head's keys, and its values, of a block are. Strides and offset are bytes.
 struct Cache {
     char* data;
-    int64_t block_bytes;  // from one block to the next
-    int64_t head_bytes;   // one head's keys, or values
+    int64_t block_stride, head_stride, values_offset;  // the last one from keys to values
     int32_t num_kv_heads, block_size, head_dim;
 
     const uint32_t* keys(int block, int head) const {
-        return (const uint32_t*)(data + block * block_bytes + head * head_bytes);
+        return (const uint32_t*)(data + block * block_stride + head * head_stride);
     }
-    const uint32_t* values(int block, int head) const { return keys(block, head + num_kv_heads); }
+    const uint32_t* values(int block, int head) const {
+        return (const uint32_t*)(data + block * block_stride + head * head_stride + values_offset);
+    }
 
     // From a position on, within its block.
     const uint32_t* keys_at(const int32_t* table, int head, int position) const {

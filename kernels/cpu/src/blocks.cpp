@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "attention_block.h"
+#include "group.h"
 
 namespace {
 
@@ -21,14 +22,29 @@ void run_mlp(Worker& worker, const MlpBlock& block, const float* x, float* resid
     laps.end(Phase::Down);
 }
 
-// Layer after layer; residual: the embeddings.
+// Returns false when the group is aborted.
+bool add_up(Worker& worker, Group* group, float* x, int64_t count) {
+    if (!group) return true;
+    Laps laps(worker.phase_ns);
+    bool is_whole = all_reduce(*group, x, count);
+    laps.end(Phase::AllReduce);
+    return is_whole;
+}
+
+// Layer after layer; residual: the embeddings; group: of the ranks that each have a part of every block, null where
+// blocks are whole. Returns false when the group is aborted.
 template <class T>
-void run_decoder(Worker& worker, int num_layers, const AttentionBlock* const* attention, const MlpBlock* const* mlp,
-                 const Cache* const* caches, const Batch& batch, float* residual, float* attended, float* out) {
+bool run_decoder(Worker& worker, int num_layers, const AttentionBlock* const* attention, const MlpBlock* const* mlp,
+                 const Cache* const* caches, Group* group, const Batch& batch, float* residual, float* attended,
+                 float* out) {
+    const int64_t count = num_layers ? batch.num_tokens * attention[0]->norm.size : 0;
     for (int i = 0; i < num_layers; i++) {
         run_attention<T>(worker, *attention[i], batch, *caches[i], i ? out : nullptr, residual, attended);
+        if (!add_up(worker, group, attended, count)) return false;
         run_mlp<T>(worker, *mlp[i], attended, residual, out, batch.num_tokens);
+        if (!add_up(worker, group, out, count)) return false;
     }
+    return true;
 }
 
 template <class T>
@@ -104,6 +120,12 @@ void baton_argmax(Worker* worker, const float* logits, int num_rows, int64_t siz
     worker->pool.run(num_rows, [&](int row) { find_largest(logits + row * size, size, maxima[row], indices[row]); });
 }
 
+// Whether x became the sum, or all is in out; not so when the group is aborted. See group.h.
+int baton_all_reduce(Group* group, float* x, int64_t count) { return all_reduce(*group, x, count); }
+int baton_gather(Group* group, const float* x, int64_t num_rows, const int64_t* num_columns, float* out) {
+    return gather(*group, x, num_rows, num_columns, out);
+}
+
 void baton_attention_bf16(Worker* worker, const AttentionBlock* block, const Batch* batch, const Cache* cache,
                           const float* x, float* residual, float* out) {
     run_attention<bf16>(*worker, *block, *batch, *cache, x, residual, out);
@@ -118,15 +140,16 @@ void baton_mlp_bf16(Worker* worker, const MlpBlock* block, const float* x, float
 void baton_mlp_f32(Worker* worker, const MlpBlock* block, const float* x, float* residual, float* out, int count) {
     run_mlp<float>(*worker, *block, x, residual, out, count);
 }
-void baton_decoder_bf16(Worker* worker, int num_layers, const AttentionBlock* const* attention,
-                        const MlpBlock* const* mlp, const Cache* const* caches, const Batch* batch, float* residual,
-                        float* attended, float* out) {
-    run_decoder<bf16>(*worker, num_layers, attention, mlp, caches, *batch, residual, attended, out);
+// Whether all layers were computed: not so when the group is aborted.
+int baton_decoder_bf16(Worker* worker, int num_layers, const AttentionBlock* const* attention,
+                       const MlpBlock* const* mlp, const Cache* const* caches, Group* group, const Batch* batch,
+                       float* residual, float* attended, float* out) {
+    return run_decoder<bf16>(*worker, num_layers, attention, mlp, caches, group, *batch, residual, attended, out);
 }
-void baton_decoder_f32(Worker* worker, int num_layers, const AttentionBlock* const* attention,
-                       const MlpBlock* const* mlp, const Cache* const* caches, const Batch* batch, float* residual,
-                       float* attended, float* out) {
-    run_decoder<float>(*worker, num_layers, attention, mlp, caches, *batch, residual, attended, out);
+int baton_decoder_f32(Worker* worker, int num_layers, const AttentionBlock* const* attention,
+                      const MlpBlock* const* mlp, const Cache* const* caches, Group* group, const Batch* batch,
+                      float* residual, float* attended, float* out) {
+    return run_decoder<float>(*worker, num_layers, attention, mlp, caches, group, *batch, residual, attended, out);
 }
 void baton_norm_linear_bf16(Worker* worker, const Norm* norm, const Linear* linear, const float* x, float* residual,
                             float* out, int count) {

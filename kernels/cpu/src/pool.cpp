@@ -1,12 +1,8 @@
 #include "pool.h"
 
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <climits>
+
+#include "futex.h"
 
 namespace {
 
@@ -20,29 +16,6 @@ constexpr int64_t PARKED_NS = 100'000'000;
 // A wait for a helper that means that others need its core for long, not just the gateway for a moment. The caller then
 // works alone for as long as it waited: on a crowded machine a step loses half, not a time slice in every phase.
 constexpr int64_t STALL_NS = 2'000'000;
-
-int64_t now_ns() {
-    timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1'000'000'000ll + now.tv_nsec;
-}
-
-void relax() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
-
-void wait_while(std::atomic<uint32_t>& word, uint32_t value, int64_t at_most_ns) {
-    timespec timeout{at_most_ns / 1'000'000'000, at_most_ns % 1'000'000'000};
-    syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, at_most_ns ? &timeout : nullptr, nullptr, 0);
-}
-
-void wake_all(std::atomic<uint32_t>& word) {
-    syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
-}
 
 }  // namespace
 
@@ -60,9 +33,9 @@ Pool::Pool(Core* cores, int num_cores, int worker, bool borrows)
 Pool::~Pool() {
     is_closing_ = true;
     epoch_.fetch_add(1);
-    wake_all(epoch_);
+    wake_all(epoch_, Among::Threads);
     parked_.store(1);
-    wake_all(parked_);
+    wake_all(parked_, Among::Threads);
     for (auto& helper : helpers_) helper.join();
     rest();
 }
@@ -77,7 +50,7 @@ void Pool::begin() {
     own_.store(std::max(own, 0), std::memory_order_relaxed);
     is_resting_.store(false);
     epoch_.fetch_add(1);
-    if (num_idle_.load() + num_away_.load() > 0) wake_all(epoch_);
+    if (num_idle_.load() + num_away_.load() > 0) wake_all(epoch_, Among::Threads);
 }
 
 void Pool::rest() {
@@ -99,7 +72,7 @@ void Pool::run_phase(int num_tasks, Call call, const void* context) {
     context_.store(context, std::memory_order_release);
     uint32_t phase = uint32_t(ticket_.load(std::memory_order_relaxed) >> 32) + 1;
     ticket_.store(uint64_t(phase) << 32, std::memory_order_release);
-    if (num_idle_.load() > 0) wake_all(epoch_);
+    if (num_idle_.load() > 0) wake_all(epoch_, Among::Threads);
     while (take()) {
     }
     await_helpers(num_tasks);
@@ -167,7 +140,7 @@ void Pool::leave(int core) {
 void Pool::sleep(int core, uint32_t until, std::atomic<int>& num_asleep, int64_t at_most_ns) {
     leave(core);
     num_asleep.fetch_add(1);
-    if (!is_closing_) wait_while(epoch_, until, at_most_ns);
+    if (!is_closing_) wait_while(epoch_, until, at_most_ns, Among::Threads);
     num_asleep.fetch_sub(1);
 }
 
@@ -176,7 +149,7 @@ void Pool::help(int core) {
     int64_t last_task = now_ns();
     while (!is_closing_) {
         if (core == own_.load(std::memory_order_relaxed)) {
-            wait_while(parked_, 0, PARKED_NS);
+            wait_while(parked_, 0, PARKED_NS, Among::Threads);
         } else if (is_resting_.load(std::memory_order_relaxed) && epoch_.load() == epoch &&
                    (now_ns() - last_task > SPIN_NS || !may_use(core))) {
             sleep(core, epoch, num_idle_, 0);

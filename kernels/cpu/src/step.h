@@ -75,7 +75,7 @@ private:
 };
 
 // What blocks spend the caller's time on; library.py has the same in the same order.
-enum class Phase { Norm, Qkv, RopeAndCache, Attention, Out, GateUp, Down, Head };
+enum class Phase { Norm, Qkv, RopeAndCache, Attention, Out, GateUp, Down, AllReduce, Head };
 
 // Adds the time since the last phase's end to the phase that ends. While nobody measures it is a comparison.
 class Laps {

@@ -1,0 +1,68 @@
+"""Starts the other ranks of a worker: with rank 0's own options, but for what each must have of its own."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TypeVar
+
+from common.config import DecodeCommand, PrefillCommand, RankOptions, SupervisionOptions, WorkerCommand
+from common.engine.collectives import join, open_meeting
+from common.engine.rank_channel import Join
+from common.engine.worker_group import WorkerGroup
+from common.flags import to_argv
+from common.ids import PeerId
+from common.machine import num_available_cores
+from common.program import PROGRAM
+from common.supervisor.plan import child_environ
+from kernels.group import Group
+
+CommandT = TypeVar("CommandT", bound=WorkerCommand)
+
+
+def with_shared_dir(command: CommandT, shared_dir: str) -> CommandT:
+    """Ranks share cores as workers do, so they need a place to meet."""
+    return replace(command, worker=replace(command.worker, shared_dir=shared_dir))
+
+
+@contextmanager
+def start_ranks(command: WorkerCommand, peer: PeerId, num_blocks: int) -> Iterator[tuple[WorkerGroup, Group]]:
+    """The other ranks, which end with the context, and our place in the collectives of all.
+
+    Raises: ConfigError, GroupFailed.
+    """
+    worker = command.worker
+    size = worker.tensor_parallel_size
+    meeting = open_meeting(worker.collectives, size)
+    group = WorkerGroup(
+        size,
+        lambda rank, fd: rank_argv(command, rank, fd),
+        lambda rank, fd: Join(rank, peer, num_blocks, fd, meeting.port),
+        child_environ(dict(os.environ), {}),
+    )
+    try:
+        yield group, join(meeting, group.memory, 0, worker.cores or num_available_cores())
+    finally:
+        group.close()
+
+
+def rank_argv(command: WorkerCommand, rank: int, fd: int) -> list[str]:
+    """fd: the rank's end of the log."""
+    worker = replace(command.worker, name=f"{command.worker.name}/{rank}")
+    command = replace(command, worker=worker, rank=RankOptions(rank_fd=fd), supervision=SupervisionOptions())
+    match command:
+        case PrefillCommand():
+            transfer = replace(command.transfer, data_bind=bind_of_rank(command.transfer.data_bind, rank))
+            return [*PROGRAM, "prefill", *to_argv(replace(command, transfer=transfer))]
+        case DecodeCommand():
+            return [*PROGRAM, "decode", *to_argv(command)]
+        case _:
+            return [*PROGRAM, "aggregated", *to_argv(command)]
+
+
+def bind_of_rank(bind: str, rank: int) -> str:
+    """Next to rank 0's: a path with the rank behind it, the port so many further; any free port stays that."""
+    if bind.startswith("ipc://"):
+        return bind if bind.endswith("*") else f"{bind}.{rank}"
+    host, _, port = bind.rpartition(":")
+    return bind if port == "*" else f"{host}:{int(port) + rank}"
