@@ -37,7 +37,8 @@ def _row(option: Option) -> str:
     unit = f" ({option.flag.unit})" if option.flag.unit else ""
     text = f"{option.flag.help}{unit}{choices}"
     default = f"`{show_default(option)}`"
-    return f"| `{option.switch}` | `{option.variable}` | {default} | {text} |"
+    switches = ", ".join(f"`{switch}`" for switch in option.switches)
+    return f"| {switches} | `{option.variable}` | {default} | {text} |"
 
 
 if __name__ == "__main__":

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 import baton
-from common.config import COMMANDS, GatewayOptions, ServeCommand, known_variables, offered_options, parse_command
+from common.config import (
+    COMMANDS,
+    DecodeCommand,
+    GatewayOptions,
+    ServeCommand,
+    known_variables,
+    offered_options,
+    parse_command,
+)
 from common.errors import ConfigError
 from common.flags_reference import flags_reference
 from common.supervisor.policy import MAX_DELAY_S
@@ -16,13 +24,20 @@ ROOT = Path(__file__).parents[2]
 
 
 def switches(command: str) -> list[str]:
-    return [option.switch for option in offered_options(COMMANDS[command])]
+    return [switch for option in offered_options(COMMANDS[command]) for switch in option.switches]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_starts_from_its_defaults_and_offers_each_flag_once(command: str) -> None:
     assert parse_command(command, [], {}) == COMMANDS[command]()
     assert len(switches(command)) == len(set(switches(command)))
+
+
+def test_a_worker_s_ranks_go_by_the_names_of_vllm_and_of_tgi() -> None:
+    for switch in ("--tensor-parallel-size", "--num-shard"):
+        command = parse_command("decode", [switch, "3"], {})
+        assert isinstance(command, DecodeCommand)
+        assert command.worker.tensor_parallel_size == 3
 
 
 def test_serve_decides_itself_where_processes_meet() -> None:
