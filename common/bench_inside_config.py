@@ -40,6 +40,17 @@ class InsideEngineOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class RanksOptions:
+    """ranks"""
+
+    tensor_parallel_size: Annotated[int, Flag(help="processes that the model is split over", at_least=1)] = 1
+    collectives: Annotated[
+        Literal["auto", "shm", "gloo"],
+        Flag(help="how they add up their parts; shm: native; gloo: PyTorch's; auto: shm if it is there"),
+    ] = "auto"
+
+
+@dataclass(frozen=True, slots=True)
 class QuantizationOptions:
     """weights"""
 
@@ -146,6 +157,7 @@ class BenchStepsCommand:
 
     model: InsideModelOptions = field(default_factory=InsideModelOptions)
     engine: InsideEngineOptions = field(default_factory=InsideEngineOptions)
+    ranks: RanksOptions = field(default_factory=RanksOptions)
     weights: QuantizationOptions = field(default_factory=QuantizationOptions)
     steps: StepOptions = field(default_factory=StepOptions)
     plots: InsidePlotOptions = field(default_factory=InsidePlotOptions)
@@ -158,6 +170,7 @@ class BenchPhasesCommand:
 
     model: InsideModelOptions = field(default_factory=InsideModelOptions)
     engine: InsideEngineOptions = field(default_factory=InsideEngineOptions)
+    ranks: RanksOptions = field(default_factory=RanksOptions)
     weights: QuantizationOptions = field(default_factory=QuantizationOptions)
     phases: PhaseOptions = field(default_factory=PhaseOptions)
     plots: InsidePlotOptions = field(default_factory=InsidePlotOptions)

@@ -1,80 +1,70 @@
-"""What a worker computes with, loaded on its own, with a cache that has something in it."""
+"""A decode worker's engine without the worker, with a cache that has something in it."""
 
-from dataclasses import dataclass
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
-from common.bench_inside_config import InsideEngineOptions, InsideModelOptions
-from common.engine.kv_cache import TORCH_DTYPES, KVCache, kv_layout
-from common.engine.model_config import ModelConfig, read_model_config
-from common.engine.models.llama import Llama
-from common.engine.runner import ModelRunner, load_model, resolve_dtype
-from common.engine.sampler import Sampler
+from common.bench_inside_config import InsideEngineOptions, InsideModelOptions, RanksOptions
+from common.config import DecodeCommand, LogOptions, ModelOptions, WorkerOptions
+from common.engine.kv_cache import TORCH_DTYPES, KVCache
+from common.engine.loading import ModelPlan, plan_model
+from common.engine.worker_main import Engine, start_engine
 from common.errors import ConfigError
-from common.kv_layout import KVLayout
-from common.machine import give_back_freed_memory, num_available_cores, num_free_bytes
-from common.model_files import ModelFiles, find_model
-from kernels.cpu.cores import private_cores
-from kernels.dispatch import Ops
+from common.machine import num_available_cores, num_free_bytes
+from common.wire import Role
+from kernels.group import GroupBroken
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSource:
-    """A model that is not loaded yet."""
-
-    files: ModelFiles
-    config: ModelConfig
-    layout: KVLayout
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """A loaded model. The runner uses the other parts; whoever looks at steps from inside does without it."""
-
-    source: ModelSource
-    num_cores: int
-    cache: KVCache
-    model: Llama
-    ops: Ops
-    sampler: Sampler
-    runner: ModelRunner
-
-
-def find_source(options: InsideModelOptions) -> ModelSource:
-    """Raises: ConfigError, ModelError."""
-    files = find_model(options.model)
-    config = read_model_config(files)
-    layout = kv_layout(config, resolve_dtype(options.dtype), options.block_size, files.model_hash)
-    return ModelSource(files, config, layout)
-
-
-def load_engine(source: ModelSource, options: InsideEngineOptions, quantization: str, num_blocks: int) -> Engine:
-    """Blocks for seconds. Raises: ConfigError, ModelError."""
-    num_cores = options.cores or num_available_cores()
-    cache = _filled_cache(source.layout, num_blocks)
-    torch.set_num_threads(1)  # as in a worker: native ops bring their own
-    model, ops = load_model(
-        *(source.files, source.config, source.layout, source.files.max_context),
-        *(private_cores(num_cores), options.kernels, quantization),
+def decode_command(
+    model: InsideModelOptions, engine: InsideEngineOptions | None = None, ranks: RanksOptions | None = None
+) -> DecodeCommand:
+    """Of the worker whose engine it is; its other ranks log what goes wrong. None: the defaults."""
+    engine, ranks = engine or InsideEngineOptions(), ranks or RanksOptions()
+    return DecodeCommand(
+        model=ModelOptions(model=model.model, dtype=model.dtype),
+        worker=WorkerOptions(
+            block_size=model.block_size,
+            cores=engine.cores or num_available_cores(),
+            kernels=engine.kernels,
+            tensor_parallel_size=ranks.tensor_parallel_size,
+            collectives=ranks.collectives,
+        ),
+        log=LogOptions(log_level="warning"),
     )
-    give_back_freed_memory()
-    if ops.name == "reference":
-        torch.set_num_threads(num_cores)
-    sampler = Sampler(source.config.vocab_size, ops.argmax)
-    return Engine(source, num_cores, cache, model, ops, sampler, ModelRunner(model, cache, sampler, ops))
 
 
-def _filled_cache(layout: KVLayout, num_blocks: int) -> KVCache:
-    """Every block has values of its own memory: one that was never written reads as zeros from a single page.
+def quantised(command: DecodeCommand, quantization: str) -> DecodeCommand:
+    return replace(command, model=replace(command.model, quantization=quantization))
 
-    Raises: ConfigError when there is not so much memory.
+
+def plan_engine(command: DecodeCommand) -> ModelPlan:
+    """What is known before anything is loaded. Raises: ConfigError, ModelError."""
+    return plan_model(command.model, command.worker.block_size, command.worker.tensor_parallel_size)
+
+
+@contextmanager
+def load_engine(plan: ModelPlan, command: DecodeCommand, num_blocks: int) -> Generator[Engine]:
+    """Blocks for seconds; other ranks end with the context.
+
+    plan: of this command
+    Raises: ConfigError, ModelError, GroupFailed.
     """
-    num_bytes, free_bytes = num_blocks * layout.block_bytes, num_free_bytes()
+    num_bytes, free_bytes = num_blocks * plan.block_bytes, num_free_bytes()
     if num_bytes > free_bytes:
         wanted, free = (f"{size / 1e9:.1f} GB" for size in (num_bytes, free_bytes))
         raise ConfigError(f"batch times context must fit into the {free} that are free, got {wanted} of KV")
-    cache = KVCache(layout, num_blocks)
-    dtype = TORCH_DTYPES[layout.dtype]
-    blocks = torch.frombuffer(cache.memory, dtype=dtype).view(num_blocks, -1)
-    blocks[:] = torch.randn(blocks.shape[1], generator=torch.Generator().manual_seed(0)).to(dtype)
-    return cache
+    with start_engine(plan, num_blocks, Role.DECODE, command, lambda _: None) as engine:
+        _fill(engine.own.cache)
+        try:
+            yield engine
+        except GroupBroken as error:
+            assert engine.group is not None, "who is alone has no group"
+            raise engine.group.failure() from error
+
+
+def _fill(cache: KVCache) -> None:
+    """Every block has the same values, in memory of its own."""
+    blocks = torch.frombuffer(cache.memory, dtype=TORCH_DTYPES[cache.layout.dtype]).view(cache.num_blocks, -1)
+    blocks[:] = torch.randn(blocks.shape[1], generator=torch.Generator().manual_seed(0)).to(blocks.dtype)

@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bench.inside.engine import Engine, ModelSource, load_engine
+from bench.inside.engine import load_engine, quantised
 from bench.inside.plans import num_blocks_for, prompt_plan
 from bench.inside.windows import Comparison, Scores, Window, compare, cut_windows, join
-from common.bench_inside_config import InsideEngineOptions
+from common.config import DecodeCommand
 from common.engine.batch import build_batch
+from common.engine.loading import ModelPlan
+from common.engine.worker_main import Engine
 
 _STEP_TOKENS = 512
 """Logits of so many rows take 100 MB for a vocabulary of 50,000."""
@@ -48,8 +50,8 @@ class PerplexityReport:
 
 
 def measure_perplexities(
-    source: ModelSource,
-    options: InsideEngineOptions,
+    plan: ModelPlan,
+    command: DecodeCommand,
     quantizations: Sequence[str],
     token_ids: Sequence[int],
     window: int,
@@ -61,18 +63,18 @@ def measure_perplexities(
     results: list[Perplexity] = []
     base: Scores | None = None
     for quantization in quantizations:
-        engine = load_engine(source, options, quantization, num_blocks_for(1, window, source.layout.block_size))
-        started_s = time.perf_counter()
-        scores = score(engine, token_ids, windows, tick)
-        time_s = time.perf_counter() - started_s
-        base = base or scores
-        results.append(
-            Perplexity(quantization, engine.ops.name, scores.perplexity, compare(scores, base), time_s),
-        )
+        num_blocks = num_blocks_for(1, window, plan.layout.block_size)
+        with load_engine(plan, quantised(command, quantization), num_blocks) as engine:
+            started_s = time.perf_counter()
+            scores = score(engine, token_ids, windows, tick)
+            time_s = time.perf_counter() - started_s
+            ops = engine.own.runner.ops.name
         del engine  # the next one's weights come in its place
+        base = base or scores
+        results.append(Perplexity(quantization, ops, scores.perplexity, compare(scores, base), time_s))
     num_computed = sum(each.end - each.start for each in windows)
     return PerplexityReport(
-        source.files.name, source.layout.dtype, len(token_ids) - 1, num_computed, window, stride, results
+        plan.files.name, plan.layout.dtype, len(token_ids) - 1, num_computed, window, stride, results
     )
 
 
@@ -83,7 +85,7 @@ def score(engine: Engine, token_ids: Sequence[int], windows: Sequence[Window], t
     for window in windows:
         parts.extend(_score_window(engine, token_ids, window))
         tick()
-    engine.ops.rest()
+    engine.runner.rest()
     return join(parts)
 
 
@@ -101,10 +103,10 @@ def _score_window(engine: Engine, token_ids: Sequence[int], window: Window) -> l
 
 def _logits(engine: Engine, token_ids: Sequence[int], start: int, first_row: int) -> Tensor:
     """Of the step's rows from first_row on, [num_rows, vocab_size] fp32. start: tokens of the window before it."""
-    block_size = engine.cache.layout.block_size
+    runner, block_size = engine.own.runner, engine.layout.block_size
     batch = build_batch(prompt_plan(token_ids, start, block_size), block_size)
     rows = torch.arange(first_row, len(token_ids))
-    return engine.model.forward(replace(batch, sampled_rows=rows), engine.cache)
+    return runner.model.forward(replace(batch, sampled_rows=rows), runner.kv_cache)
 
 
 def _scores(logits: Tensor, token_ids: Tensor) -> Scores:

@@ -14,13 +14,14 @@ from statistics import median
 import torch
 
 from bench.inside.decode_worker import GATEWAY, WORKER, key_of, start_worker
-from bench.inside.engine import Engine
 from bench.inside.machine import MachineLimits
 from bench.inside.plans import prompt_plan, prompt_tokens
 from bench.inside.work import StepShape, Work, decode_shape, prompt_shape, work_of_phases
 from common.engine.batch import build_batch
+from common.engine.group_runner import GroupRunner
 from common.engine.runner import resolve_quantization
 from common.engine.step import StepPlan, StepResult
+from common.engine.worker_main import Engine
 from common.errors import ConfigError
 from common.service import Send
 from common.wire import Envelope, Tokens, decode, encode
@@ -32,12 +33,14 @@ from kernels.cpu.ops import CpuOps
 NUM_WARMUPS = 3
 
 AROUND = "around the blocks"
-"""Of the model: embeddings, and what calling the blocks costs: see docs/performance.md."""
+"""Of the model: what calling the blocks costs: see docs/performance.md."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of every step. times_s: of each step;  work: None where there is nothing to compare with a limit.
+    """A part of every step, at rank 0. times_s: of each step
+
+    work: of all ranks together, as the limits are; None where there is nothing to compare with a limit
 
     shortest_s: that the machine would need for the work, at its limits; 0 without work
     """
@@ -73,46 +76,50 @@ class Breakdown:
 class PhaseReport:
     model: str
     ops: str
+    num_ranks: int
     limits: MachineLimits
     breakdowns: Sequence[Breakdown]
 
 
 class _Steps:
-    """Times of phases, step by step. Mutable: what was measured, and when the last phase ended."""
+    """Times of phases, step by step. Mutable: what was measured, and when the last phase ended.
+
+    steps_s: of each step, in the order in which its phases came
+    """
 
     def __init__(self, engine: Engine) -> None:
         """Raises: ConfigError when the ops do not tell their phases."""
-        if not isinstance(engine.ops, CpuOps):
-            raise ConfigError(f"phases: wanted native ops, got {engine.ops.name}")
-        self.times_s: dict[str, list[float]] = {}
-        self._native_s = engine.ops.time_phases()
+        ops = engine.own.runner.ops
+        if not isinstance(ops, CpuOps):
+            raise ConfigError(f"phases: wanted native ops, got {ops.name}")
+        self.steps_s: list[dict[str, float]] = []
+        self._native_s = ops.time_phases()
         self._before = self._native_s()
         self._last_s = time.perf_counter()
 
     def begin(self) -> None:
+        self.steps_s.append({})
         self._last_s = time.perf_counter()
 
-    def end(self, name: str) -> float:
-        """The phase that began with the end of the last one; returns its time."""
+    def end(self, name: str) -> None:
+        """The phase that began with the end of the last one."""
         now_s = time.perf_counter()
         took_s, self._last_s = now_s - self._last_s, now_s
         self._add(name, took_s)
-        return took_s
 
-    def end_model(self) -> None:
-        """The same for the model, by its native phases and the rest."""
-        now_s = time.perf_counter()
-        rest_s, self._last_s = now_s - self._last_s, now_s
+    def end_native(self, name: str) -> None:
+        """The same where there are native phases: each of them, and the rest."""
         after = self._native_s()
-        for name in PHASES:
-            took_s = after[name] - self._before[name]
-            self._add(name, took_s)
-            rest_s -= took_s
+        self.end(name)
+        for phase in PHASES:
+            took_s = after[phase] - self._before[phase]
+            self._add(phase, took_s)
+            self._add(name, -took_s)
         self._before = after
-        self._add(AROUND, rest_s)
 
     def _add(self, name: str, took_s: float) -> None:
-        self.times_s.setdefault(name, []).append(took_s)
+        times_s = self.steps_s[-1]
+        times_s[name] = times_s.get(name, 0.0) + took_s
 
 
 @torch.inference_mode()
@@ -126,9 +133,8 @@ def measure_decode(
     quantization: str,
 ) -> Breakdown:
     """Steps of a worker's service, to the text that a gateway makes of their tokens."""
-    layout, config = engine.source.layout, engine.source.config
     num_steps = NUM_WARMUPS + repeats
-    worker = start_worker(layout, engine.cache.num_blocks, config.vocab_size, batch, context, num_steps)
+    worker = start_worker(engine.layout, engine.num_blocks, engine.plan.config.vocab_size, batch, context, num_steps)
     token_bytes = tokenizer.token_bytes(skip_special_tokens=True)
     texts = {
         key_of(number).request_id: OutputText(token_bytes, include_stop=False, min_tokens=0) for number in range(batch)
@@ -149,7 +155,7 @@ def measure_decode(
         for entry in received.entries:
             texts[entry.request_id].add(entry.token_ids, None)
         steps.end("detokenize")
-    engine.ops.rest()
+    engine.runner.rest()
     title = f"Decode step, {batch} sequences, context {context}"
     return _breakdown(engine, title, steps, decode_shape([context] * batch), limits, quantization)
 
@@ -159,26 +165,35 @@ def measure_prompt(
     engine: Engine, limits: MachineLimits, num_tokens: int, repeats: int, quantization: str
 ) -> Breakdown:
     """Whole prompts in a step each, with the checksums of their blocks."""
-    layout = engine.source.layout
-    plan = prompt_plan(prompt_tokens(num_tokens, engine.source.config.vocab_size), 0, layout.block_size)
+    plan = prompt_plan(prompt_tokens(num_tokens, engine.plan.config.vocab_size), 0, engine.layout.block_size)
     steps = _Steps(engine)
     for _ in range(NUM_WARMUPS + repeats):
         steps.begin()
         _compute(engine, plan, steps)
-        engine.cache.checksums(plan.sequences[0].block_table)
+        engine.own.cache.checksums(plan.sequences[0].block_table)
         steps.end("checksums")
-    engine.ops.rest()
+    engine.runner.rest()
     title = f"Prompt of {num_tokens} tokens in one step"
     return _breakdown(engine, title, steps, prompt_shape(num_tokens), limits, quantization)
 
 
 def _compute(engine: Engine, plan: StepPlan, steps: _Steps) -> StepResult:
     """What the runner does, phase by phase."""
-    batch = build_batch(plan, engine.cache.layout.block_size)
+    runner, cache = engine.own.runner, engine.own.cache
+    after_head = AROUND
+    if isinstance(engine.runner, GroupRunner):
+        engine.runner.announce(plan)
+        steps.end("announce")
+        after_head = "gather logits"
+    batch = build_batch(plan, engine.layout.block_size)
     steps.end("build batch")
-    logits = engine.model.forward(batch, engine.cache)
-    steps.end_model()
-    token_ids, _ = engine.sampler.sample(logits, batch.sampled)
+    x = runner.model.embed(batch)
+    steps.end("embedding")
+    x, residual = runner.model.decode(x, batch, cache)
+    steps.end_native(AROUND)
+    logits = runner.model.logits(x, residual, batch)
+    steps.end_native(after_head)
+    token_ids, _ = runner.sampler.sample(logits, batch.sampled)
     sampled = {sequence.key: token_id for sequence, token_id in zip(batch.sampled, token_ids, strict=True)}
     steps.end("sampling")
     return StepResult(sampled=sampled)
@@ -187,10 +202,9 @@ def _compute(engine: Engine, plan: StepPlan, steps: _Steps) -> StepResult:
 def _breakdown(
     engine: Engine, title: str, steps: _Steps, shape: StepShape, limits: MachineLimits, quantization: str
 ) -> Breakdown:
-    source = engine.source
-    resolved = resolve_quantization(quantization, source.files)
-    work = work_of_phases(source.config, source.layout.dtype, resolved, shape)
-    measured = {name: times_s[NUM_WARMUPS:] for name, times_s in steps.times_s.items()}
+    plan = engine.plan
+    work = work_of_phases(plan.config, plan.layout.dtype, resolve_quantization(quantization, plan.files), shape)
+    measured = {name: [times_s[name] for times_s in steps.steps_s[NUM_WARMUPS:]] for name in steps.steps_s[0]}
     # One rank alone has nothing to add up, for instance.
     return Breakdown(title, [_phase(name, times_s, work, limits) for name, times_s in measured.items() if any(times_s)])
 

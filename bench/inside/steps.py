@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bench.inside.curves import Curve, Point
-from bench.inside.engine import Engine, ModelSource
 from bench.inside.plans import decode_plan, num_blocks_for, prompt_plan, prompt_tokens
 from common.bench_inside_config import StepOptions
+from common.engine.loading import ModelPlan
 from common.engine.step import StepPlan
+from common.engine.worker_main import Engine
 
 _NUM_WARMUPS = 2
 _FEWEST_REPEATS = 3
@@ -28,25 +29,26 @@ class CurvePlan:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """ops: the native ops' instruction level;  left_out: sizes that the model does not take."""
+    """ops: the native ops' instruction level;  num_cores: of all ranks;  left_out: sizes too long for the model."""
 
     model: str
     ops: str
     dtype: str
     num_cores: int
+    num_ranks: int
     left_out: Sequence[int]
     curves: Sequence[Curve]
 
 
-def plan_curves(source: ModelSource, options: StepOptions) -> list[CurvePlan]:
+def plan_curves(model: ModelPlan, options: StepOptions) -> list[CurvePlan]:
     """Those that were asked for, as far as the model's context goes."""
-    size = source.layout.block_size
-    most = source.files.max_context
+    size = model.layout.block_size
+    most = model.files.max_context
     batches = _sizes(options.batch_sizes)
     contexts = [num for num in _sizes(options.contexts) if num <= most]
     lens = [num for num in _sizes(options.prompt_lens) if num <= most]
     batch, context = options.context_batch, min(options.batch_context, most)
-    vocab_size = source.config.vocab_size
+    vocab_size = model.config.vocab_size
     planned = {
         "batch": CurvePlan(
             name="batch",
@@ -76,10 +78,10 @@ def plan_curves(source: ModelSource, options: StepOptions) -> list[CurvePlan]:
     return [planned[name] for name in dict.fromkeys(options.curves)]
 
 
-def left_out(source: ModelSource, options: StepOptions) -> list[int]:
+def left_out(model: ModelPlan, options: StepOptions) -> list[int]:
     """Lengths that the model does not take."""
     asked = _sizes((*options.contexts, *options.prompt_lens))
-    return [num for num in asked if num > source.files.max_context]
+    return [num for num in asked if num > model.files.max_context]
 
 
 def measure_curves(

@@ -33,7 +33,9 @@ def print_handoffs(report: HandoffReport) -> None:
 
 def print_steps(report: StepReport) -> None:
     console = open_console()
-    console.print(f"{escape(report.model)}, {report.dtype}, {report.ops}, {report.num_cores} cores")
+    console.print(
+        f"{escape(report.model)}, {report.dtype}, {report.ops}, {_machine(report.num_cores, report.num_ranks)}"
+    )
     for curve in report.curves:
         console.print(_curve(curve))
         console.print(f"{curve.title}: {_growth(curve)}")
@@ -68,8 +70,9 @@ def _growth(curve: Curve) -> str:
 def print_phases(report: PhaseReport) -> None:
     console = open_console()
     limits = report.limits
+    machine = _machine(limits.num_cores, report.num_ranks)
     console.print(
-        f"{escape(report.model)}, {report.ops}. {limits.num_cores} cores read {limits.read_bytes_per_s / 1e9:.1f} GB/s"
+        f"{escape(report.model)}, {report.ops}, {machine}, which read {limits.read_bytes_per_s / 1e9:.1f} GB/s"
         f" and compute {limits.flops / 1e9:.0f} GFLOP/s in {limits.dtype} at most."
     )
     for breakdown in report.breakdowns:
@@ -81,6 +84,11 @@ def print_phases(report: PhaseReport) -> None:
         limited = sum(phase.shortest_s for phase in breakdown.phases)
         table.add_row("step", _ms(breakdown.median_s), "", "", "", f"{limited / breakdown.median_s:.0%}", "")
         console.print(table)
+
+
+def _machine(num_cores: int, num_ranks: int) -> str:
+    ranks = f"{num_ranks} ranks on " if num_ranks > 1 else ""
+    return f"{ranks}{num_cores} cores"
 
 
 def _phase_row(phase: Phase, step_s: float) -> list[str]:

@@ -25,8 +25,7 @@ class GroupRunner:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Raises: GroupFailed, when all ranks have to go: they are not at the same place any more."""
-        self._is_resting = False
-        self._group.log(to_step(plan))
+        self.announce(plan)
         try:
             result = self._runner.execute(plan)
         except GroupBroken as error:
@@ -36,6 +35,11 @@ class GroupRunner:
             self._group.break_up(f"rank 0 of {self._group.size}: the step failed: {error}")
             raise self._group.failure() from error
         return replace(result, checksums=self._merge(plan, result.checksums))
+
+    def announce(self, plan: StepPlan) -> None:
+        """Have the others begin a step, in which we are to take our part. Raises: GroupFailed."""
+        self._is_resting = False
+        self._group.log(to_step(plan))
 
     def _merge(self, plan: StepPlan, own: Mapping[BlockId, HeadChecksums]) -> dict[BlockId, HeadChecksums]:
         sealed = [block_id for sequence in plan.sequences for block_id in sequence.seal]

@@ -138,12 +138,12 @@ def load_shard(
         progress=lambda fraction: report("loading weights", fraction),
     )
     give_back_freed_memory()  # each weight was read, converted and packed: two copies of the largest are left over
-    if runner.ops_name == "reference":
+    if runner.ops.name == "reference":
         torch.set_num_threads(cores.num_home())
     logger.info(
         "%s: %s, rank %d of %d, %s, KV cache of %d blocks (%d tokens, %.0f MB), %s kernels, %d cores, peak of %.0f MB",
         *(plan.files.name, role, rank, len(plan.shards), layout.dtype, num_blocks, num_blocks * layout.block_size),
-        *(num_blocks * layout.block_bytes / 1e6, runner.ops_name, num_cores, _peak_bytes() / 1e6),
+        *(num_blocks * layout.block_bytes / 1e6, runner.ops.name, num_cores, _peak_bytes() / 1e6),
     )
     return LoadedShard(cache, runner, board)
 

@@ -4,6 +4,7 @@ A socket pair a rank; both ends are processes of one start, so what goes over it
 Collectives do not go this way; see kernels/group.py.
 """
 
+import functools
 import socket
 import struct
 import threading
@@ -40,9 +41,9 @@ class StepPart(msgspec.Struct, frozen=True, array_like=True):
 
     token_ids: list[int]
     start: int
-    block_table: list[int]
+    block_table: list[BlockId]
     is_sampled: bool
-    seal: list[int]
+    seal: list[BlockId]
 
 
 class Step(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -184,6 +185,11 @@ def to_step(plan: StepPlan) -> Step:
     )
 
 
+@functools.cache
+def _key(index: int) -> SequenceKey:
+    return SequenceKey(RequestId(str(index)), 0)
+
+
 _SAMPLED = SamplingParams(max_tokens=1, temperature=0.0)
 
 
@@ -192,14 +198,14 @@ def to_plan(step: Step) -> StepPlan:
     return StepPlan(
         tuple(
             ScheduledSequence(
-                key=SequenceKey(RequestId(str(index)), 0),
+                key=_key(index),
                 token_ids=part.token_ids,
                 start=part.start,
-                block_table=[BlockId(block_id) for block_id in part.block_table],
+                block_table=part.block_table,
                 sampling=_SAMPLED if part.is_sampled else None,
                 prompt_token_ids=(),
                 output_token_ids=(),
-                seal=[BlockId(block_id) for block_id in part.seal],
+                seal=part.seal,
             )
             for index, part in enumerate(step.parts)
         )

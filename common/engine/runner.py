@@ -15,7 +15,7 @@ from common.engine.step import StepPlan, StepResult
 from common.engine.weights import Progress, open_weights
 from common.errors import ConfigError, ModelError
 from common.ids import BlockId
-from common.kv_layout import HeadChecksums, KVLayout
+from common.kv_layout import HeadChecksums
 from common.model_files import ModelFiles
 from kernels.cpu.cores import Cores
 from kernels.dispatch import Ops, OpsRequest, choose_ops
@@ -26,13 +26,15 @@ _GGUF_QUANTIZATION = {2: "int4", 3: "int4", 8: "int8"}
 
 
 class ModelRunner:
-    """Executes one plan after the other, on the calling thread. Writes into the cache's blocks that plans name."""
+    """Executes one plan after the other, on the calling thread. Writes into the cache's blocks that plans name.
+
+    model, sampler, ops: for whoever looks at a step's parts one by one
+    """
 
     def __init__(self, model: Llama, kv_cache: KVCache, sampler: Sampler, ops: Ops) -> None:
-        self.ops_name = ops.name
-        self._ops = ops
-        self._model = model
-        self._sampler = sampler
+        self.ops = ops
+        self.model = model
+        self.sampler = sampler
         self.kv_cache = kv_cache
 
     @torch.inference_mode()
@@ -40,8 +42,8 @@ class ModelRunner:
         """Compute the plan's tokens, sample where asked, seal what is finished. Blocks for the whole step."""
         started = time.perf_counter()
         batch = build_batch(plan, self.kv_cache.layout.block_size)
-        logits = self._model.forward(batch, self.kv_cache)
-        token_ids, failed_rows = self._sampler.sample(logits, batch.sampled)
+        logits = self.model.forward(batch, self.kv_cache)
+        token_ids, failed_rows = self.sampler.sample(logits, batch.sampled)
         sampled = {
             sequence.key: token_id
             for row, (sequence, token_id) in enumerate(zip(batch.sampled, token_ids, strict=True))
@@ -57,18 +59,18 @@ class ModelRunner:
     @torch.inference_mode()
     def follow(self, plan: StepPlan) -> Mapping[BlockId, HeadChecksums]:
         """As a rank other than rank 0: compute our part of a step that rank 0 executes. Returns our checksums."""
-        self._model.forward(build_batch(plan, self.kv_cache.layout.block_size), self.kv_cache)
+        self.model.forward(build_batch(plan, self.kv_cache.layout.block_size), self.kv_cache)
         return self.kv_cache.checksums(_sealed(plan))
 
     def counters(self) -> dict[str, float]:
         """Totals for /metrics. Any thread may ask."""
-        return {"helped_tasks": float(self._ops.num_helped)}
+        return {"helped_tasks": float(self.ops.num_helped)}
 
     def rest(self) -> None:
-        self._ops.rest()
+        self.ops.rest()
 
     def others_want_cores(self) -> bool:
-        return self._ops.others_want_cores()
+        return self.ops.others_want_cores()
 
 
 def _sealed(plan: StepPlan) -> list[BlockId]:
@@ -114,32 +116,8 @@ def load_runner(
     group: Group | None = None,
     progress: Progress = lambda fraction: None,
 ) -> ModelRunner:
-    """A runner of the model that `load_model` loads for this cache. Raises: what that raises."""
-    model, ops = load_model(
-        *(files, config, kv_cache.layout, max_model_len, cores, kernels, quantization),
-        shard=shard,
-        group=group,
-        progress=progress,
-    )
-    return ModelRunner(model, kv_cache, Sampler(config.vocab_size, ops.argmax), ops)
+    """Load the weights in the cache's dtype. Blocks for as long as that takes.
 
-
-def load_model(
-    files: ModelFiles,
-    config: ModelConfig,
-    layout: KVLayout,
-    max_model_len: int,
-    cores: Cores,
-    kernels: str,
-    quantization: str,
-    *,
-    shard: Shard | None = None,
-    group: Group | None = None,
-    progress: Progress = lambda fraction: None,
-) -> tuple[Llama, Ops]:
-    """Load the weights in the layout's dtype. Blocks for as long as that takes.
-
-    layout:         of the cache that the model will be given
     max_model_len:  tokens of the longest sequence
     cores:          that native ops may use
     kernels:        which ops, by the names of kernels.dispatch
@@ -154,6 +132,7 @@ def load_model(
             f" {config.max_position_embeddings}, sliding_window {config.sliding_window}), got {max_model_len}"
         )
     try:
+        layout = kv_cache.layout
         dtype = TORCH_DTYPES[layout.dtype]
         request = OpsRequest(
             dtype=dtype,
@@ -166,6 +145,7 @@ def load_model(
         raise ConfigError(str(error)) from error
     try:
         weights = open_weights(files, config, dtype, shard or whole(config), progress)
-        return Llama(weights, config, ops, max_model_len, group), ops
+        model = Llama(weights, config, ops, max_model_len, group)
     except ModelError as error:
         raise ModelError(f"model {files.name} ({files.path}): {error}") from error
+    return ModelRunner(model, kv_cache, Sampler(config.vocab_size, ops.argmax), ops)

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -82,17 +82,34 @@ class Engine:
         return WorkerIdentity(self.name, address, self.layout, *sizes)
 
 
-@contextmanager
 def load_engine(
     role: Role, command: WorkerCommand, channel: SupervisorChannel | None, allocate: Allocate
-) -> Iterator[Engine]:
-    """Start the other ranks, if there are any, and load the model. Blocks for seconds; the ranks end with the context.
+) -> AbstractContextManager[Engine]:
+    """Size the cache, and then what `start_engine` does.
 
-    Raises: ConfigError, ModelError, GroupFailed.
+    Raises: ConfigError, ModelError; entering the context also GroupFailed.
     """
     worker = command.worker
     plan = plan_model(command.model, worker.block_size, worker.tensor_parallel_size)
     num_blocks = size_cache(plan, worker.kv_cache_memory)
+    return start_engine(plan, num_blocks, role, command, allocate, channel)
+
+
+@contextmanager
+def start_engine(
+    plan: ModelPlan,
+    num_blocks: int,
+    role: Role,
+    command: WorkerCommand,
+    allocate: Allocate,
+    channel: SupervisorChannel | None = None,
+) -> Iterator[Engine]:
+    """Start the other ranks, if there are any, and load the model. Blocks for seconds; the ranks end with the context.
+
+    plan: of this command
+    Raises: ConfigError, ModelError, GroupFailed.
+    """
+    worker = command.worker
     name = worker.name or f"{role}-{socket.gethostname()}-{os.getpid()}"
     peer = PeerId(f"{name}#{secrets.token_hex(4)}")
     alive_file = Path(worker.alive_file) if worker.alive_file else None

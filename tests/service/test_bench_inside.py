@@ -48,19 +48,38 @@ def test_steps_are_timed_along_every_curve(model: Path, tmp_path: Path, capsys: 
     assert "Left out, longer than the model takes: 1024" in shown
 
 
+FEW_PHASES = ("--phase-batch=2", "--phase-context=20", "--phase-prompt-len=40", "--phase-repeats=3")
+
+
+def limit_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the machine could do is found in no time, and wrong."""
+    monkeypatch.setattr("bench.inside.machine._READ_BYTES", 2**20)
+    monkeypatch.setattr("bench.inside.machine._MATRIX_SIZE", 64)
+
+
 def test_phases_of_a_step_are_told_apart(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bench.inside.machine._READ_BYTES", 2**20)
-    monkeypatch.setattr("bench.inside.machine._MATRIX_SIZE", 64)
-    sizes = ("--phase-batch=2", "--phase-context=20", "--phase-prompt-len=40", "--phase-repeats=3")
-    results = plotted_results_of("phases", model, tmp_path, *sizes)
+    limit_little(monkeypatch)
+    results = plotted_results_of("phases", model, tmp_path, *FEW_PHASES)
     decode, prompt = ({phase["name"]: phase for phase in each["phases"]} for each in results["breakdowns"])
     assert {"schedule", "build batch", "qkv", "attention", "head", "sampling", "detokenize"} <= decode.keys()
     assert {"qkv", "attention", "checksums"} <= prompt.keys()
     assert {len(phase["times_s"]) for phase in decode.values()} == {3}
     assert all(time_s > 0 for name in ("qkv", "attention", "down") for time_s in decode[name]["times_s"])
     assert "Decode step, 2 sequences, context 20" in capsys.readouterr().out
+
+
+def test_phases_of_a_step_that_ranks_share_show_what_passes_between_them(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_little(monkeypatch)
+    results = results_of("phases", model, tmp_path, *FEW_PHASES, "--tensor-parallel-size=2", "--dtype=bfloat16")
+    assert results["num_ranks"] == 2
+    for breakdown in results["breakdowns"]:
+        phases = {phase["name"]: phase["times_s"] for phase in breakdown["phases"]}
+        assert all(time_s > 0 for name in ("announce", "all_reduce", "gather logits") for time_s in phases[name])
+    assert "2 ranks on" in capsys.readouterr().out
 
 
 def text_of(folder: Path, num_bytes: int) -> Path:

@@ -14,6 +14,7 @@ import pytest
 from common.engine.rank_channel import Applied, Rest, Sealed, Step, StepPart, Transfer
 from common.engine.worker_group import WorkerGroup
 from common.errors import ConfigError, GroupFailed
+from common.ids import BlockId
 from tests.service import fake_rank, fake_rank_0
 
 DEADLINE_S = 30.0
@@ -56,7 +57,8 @@ def do(group: WorkerGroup, what: str) -> None:
 def test_what_is_logged_is_done_in_order_and_answered_by_all(start: Start) -> None:
     group = start()
     group.wait_until_ready()
-    group.log(Step([StepPart([1], 0, [7], True, [7]), StepPart([1], 0, [9], False, [])]))
+    seven, nine = BlockId(7), BlockId(9)
+    group.log(Step([StepPart([1], 0, [seven], True, [seven]), StepPart([1], 0, [nine], False, [])]))
     assert group.collect(Sealed) == [Sealed([(1, 7)]), Sealed([(2, 7)])]
     group.log(Rest())
     do(group, "nothing")

@@ -41,9 +41,20 @@ class Llama:
 
         Returns the logits of the sampled rows, [num_sampled, vocab_size] fp32; of none at ranks other than rank 0.
         """
+        x, residual = self.decode(self.embed(batch), batch, kv_cache)
+        return self.logits(x, residual, batch)
+
+    def embed(self, batch: Batch) -> Tensor:
+        """The first of three parts of `forward`, for whoever looks at them one by one."""
         self._ops.begin_step()
-        x = self._embedding(batch.input_ids).to(self._hidden_dtype)
-        x, residual = self._decoder(x, batch.rows, kv_cache.layers)
+        return self._embedding(batch.input_ids).to(self._hidden_dtype)
+
+    def decode(self, x: Tensor, batch: Batch, kv_cache: KVCache) -> tuple[Tensor, Tensor]:
+        """The second: all layers."""
+        return self._decoder(x, batch.rows, kv_cache.layers)
+
+    def logits(self, x: Tensor, residual: Tensor, batch: Batch) -> Tensor:
+        """The third."""
         rows = batch.sampled_rows
         if len(rows) == 0:
             return torch.empty(0, self._vocab_size)
