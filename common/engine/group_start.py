@@ -6,7 +6,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
-from common.config import DecodeCommand, PrefillCommand, RankOptions, SupervisionOptions, WorkerCommand
+from common.config import (
+    AggregatedCommand,
+    DecodeCommand,
+    PrefillCommand,
+    RankOptions,
+    SupervisionOptions,
+    WorkerCommand,
+)
 from common.engine.collectives import join, open_meeting
 from common.engine.rank_channel import Join
 from common.engine.worker_group import WorkerGroup
@@ -48,16 +55,20 @@ def start_ranks(command: WorkerCommand, peer: PeerId, num_blocks: int) -> Iterat
 
 def rank_argv(command: WorkerCommand, rank: int, fd: int) -> list[str]:
     """fd: the rank's end of the log."""
-    worker = replace(command.worker, name=f"{command.worker.name}/{rank}")
-    command = replace(command, worker=worker, rank=RankOptions(rank_fd=fd), supervision=SupervisionOptions())
     match command:
         case PrefillCommand():
             transfer = replace(command.transfer, data_bind=bind_of_rank(command.transfer.data_bind, rank))
-            return [*PROGRAM, "prefill", *to_argv(replace(command, transfer=transfer))]
+            return _argv("prefill", replace(command, transfer=transfer), rank, fd)
         case DecodeCommand():
-            return [*PROGRAM, "decode", *to_argv(command)]
-        case _:
-            return [*PROGRAM, "aggregated", *to_argv(command)]
+            return _argv("decode", command, rank, fd)
+        case AggregatedCommand():
+            return _argv("aggregated", command, rank, fd)
+
+
+def _argv(name: str, command: WorkerCommand, rank: int, fd: int) -> list[str]:
+    worker = replace(command.worker, name=f"{command.worker.name or name}/{rank}")
+    changes = {"worker": worker, "rank": RankOptions(rank_fd=fd), "supervision": SupervisionOptions()}
+    return [*PROGRAM, name, *to_argv(replace(command, **changes))]
 
 
 def bind_of_rank(bind: str, rank: int) -> str:

@@ -18,7 +18,7 @@ def services(tmp_path: Path) -> Iterator[Services]:
         yield Services(tmp_path, stack)
 
 
-def test_misfits_are_named_and_a_match_makes_the_stack_ready(services: Services) -> None:
+def test_misfits_are_named_and_a_match_makes_the_stack_ready(services: Services, tmp_path: Path) -> None:
     misfit = services.start_worker("decode", "d0", "--block-size=8")
     misfit.wait_for(r"WARNING.* no gateway at (ipc://\S+) yet: No such file or directory", START_S)
     gateway = services.start_gateway("--no-worker-timeout=0.3")
@@ -30,8 +30,10 @@ def test_misfits_are_named_and_a_match_makes_the_stack_ready(services: Services)
     refusal = httpx.post(f"{url}/v1/completions", json=completion("x", max_tokens=2), timeout=10)
     assert refusal.status_code == 503
     assert "no live KV-compatible decode worker" in refusal.json()["error"]["message"]
-    services.start_worker("decode", "d1")
+    alive = tmp_path / "alive"
+    services.start_worker("decode", "d1", f"--alive-file={alive}")
     wait_until_ready(gateway)
+    assert alive.exists(), "a worker whose loop runs looks healthy"
     assert httpx.get(f"{url}/ready").status_code == 200
     assert ask(url, completion("x", max_tokens=3))["usage"]["completion_tokens"] == 3
     assert gateway.shown.count("cannot serve") == 1

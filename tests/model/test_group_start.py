@@ -35,6 +35,10 @@ def test_a_rank_has_rank_0_s_options(command: PrefillCommand | DecodeCommand | A
     )
 
 
+def test_a_rank_of_a_worker_without_a_name_is_called_by_its_role() -> None:
+    assert "--name=decode/1" in rank_argv(DecodeCommand(), 1, 7)
+
+
 def test_a_rank_s_transfer_is_next_to_rank_0_s() -> None:
     command = PrefillCommand(worker=WORKER, transfer=TransferOptions(data_bind="ipc:///run/w.kv"))
     assert "--data-bind=ipc:///run/w.kv.2" in rank_argv(command, 2, 7)

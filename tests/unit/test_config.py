@@ -75,10 +75,22 @@ def test_the_flags_page_is_what_make_docs_writes() -> None:
 @pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md"])
 def test_pages_name_only_flags_and_variables_that_exist(page: str) -> None:
     text = (ROOT / page).read_text()
-    lines = [line for line in text.splitlines() if "pip " not in line and "git " not in line and "curl " not in line]
+    lines = [
+        line
+        for line in text.splitlines()
+        if all(f"{tool} " not in line for tool in ("pip", "git", "curl", "docker compose"))
+    ]
     known = {switch for command in COMMANDS for switch in switches(command)} | {"--help", "--version"}
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", "\n".join(lines))) <= known
     assert set(re.findall(r"\bBATON_[A-Z_]*[A-Z]\b", text)) <= known_variables()
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("compose*.yaml")), ids=lambda file: file.name)
+def test_compose_files_give_services_only_what_these_know(file: Path) -> None:
+    text = file.read_text()
+    known = {switch for command in ("gateway", "prefill", "decode") for switch in switches(command)}
+    assert set(re.findall(r"(?<=[- \"])--[a-z][a-z-]+(?==)", text)) <= known
+    assert set(re.findall(r"^ +(BATON_[A-Z_]+):", text, re.MULTILINE)) <= known_variables()
 
 
 @pytest.mark.parametrize(
