@@ -53,7 +53,13 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
     weight:  [out_features, in_features]; a packed copy may be made, so let go of it afterwards
     bias:    [out_features] or None, in the weight's dtype
     """
-    is_packable = weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
-    if is_packable and torch.backends.mkldnn.is_available():
+    if weight.device.type == "cpu" and _onednn_takes(weight.dtype):
         return OneDnnLinear(weight, bias)
     return PlainLinear(weight, bias)
+
+
+def _onednn_takes(dtype: torch.dtype) -> bool:
+    """It refuses bf16 on CPUs that have neither AVX-512 nor AVX's own conversions of it."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
