@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeVar
 
 from common.config import (
     AggregatedCommand,
@@ -24,10 +23,8 @@ from common.program import PROGRAM
 from common.supervisor.plan import child_environ
 from kernels.group import Group
 
-CommandT = TypeVar("CommandT", bound=WorkerCommand)
 
-
-def with_shared_dir(command: CommandT, shared_dir: str) -> CommandT:
+def with_shared_dir(command: WorkerCommand, shared_dir: str) -> WorkerCommand:
     """Ranks share cores as workers do, so they need a place to meet."""
     return replace(command, worker=replace(command.worker, shared_dir=shared_dir))
 

@@ -32,11 +32,6 @@ def kv_layout(config: ModelConfig, dtype: str, block_size: int, model_hash: str)
     )
 
 
-def num_blocks_for(layout: KVLayout, num_bytes: int) -> int:
-    """Blocks that fit into so much memory."""
-    return num_bytes // layout.block_bytes
-
-
 class KVCache:
     """All blocks in one allocation: `[num_blocks, num_kv_heads, num_layers, 2 (K, V), block_size, head_dim]`.
 

@@ -10,7 +10,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -116,7 +116,8 @@ def run_rank(
         logger.info("rank 0 is gone")
     except Exception as error:
         logger.log(logging.ERROR, "this rank has failed: %s", error, exc_info=not isinstance(error, BatonError))
-        channel.send(Failed(str(error), is_unusable=isinstance(error, ConfigError | ModelError)))
+        with suppress(OSError):  # rank 0 is gone, too
+            channel.send(Failed(str(error), is_unusable=isinstance(error, ConfigError | ModelError)))
     finally:
         memory.abort()
     return 1

@@ -114,7 +114,7 @@ class RankChannel(Generic[Sent, Received]):
         self._decoder = decoder
 
     def send(self, message: Sent) -> None:
-        """Blocks while the other end does not read. Raises: OSError when it is gone."""
+        """Blocks while the other end does not read. Raises: OSError when it is gone, or has not read for too long."""
         with self._lock:
             data = self._encoder.encode(message)
             self._socket.sendall(_LENGTH.pack(len(data)) + data)
@@ -162,7 +162,10 @@ Rank0End = RankChannel[Entry, Reply]
 RankEnd = RankChannel[Reply, Entry]
 
 
-def end_of_rank_0(end: socket.socket) -> Rank0End:
+def end_of_rank_0(end: socket.socket, send_s: float) -> Rank0End:
+    """send_s: how long to wait for a rank that reads nothing, until sending to it is an error."""
+    whole_s = int(send_s)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", whole_s, int((send_s - whole_s) * 1e6)))
     return RankChannel(end, msgspec.msgpack.Decoder(Reply))
 
 

@@ -98,7 +98,7 @@ class WorkerGroup:
         with theirs:
             fds = [theirs.fileno(), self.memory.fd]
             process = subprocess.Popen(argv(number, fds[0]), env=environ, pass_fds=fds, stdin=subprocess.DEVNULL)
-        rank = _Rank(number, process, end_of_rank_0(ours))
+        rank = _Rank(number, process, end_of_rank_0(ours, SILENT_S))
         self._ranks.append(rank)
         rank.channel.send(join)
         rank.reader = threading.Thread(target=self._read, args=(rank,), name=f"rank {number}", daemon=True)

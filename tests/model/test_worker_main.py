@@ -3,6 +3,7 @@
 import pytest
 
 from common.config import ModelOptions, PrefillCommand, WorkerOptions
+from common.engine.loading import plan_model, size_cache
 from common.engine.worker_main import load_engine
 from common.errors import ConfigError
 from common.flag_values import ByteSize
@@ -51,3 +52,14 @@ def test_a_worker_knows_what_its_model_can_compute(model):
     engine = load(model, max_model_len=100)
     identity = engine.identity("tcp://here:1")
     assert (identity.vocab_size, identity.max_context) == (257, 100)
+
+
+def test_the_cache_has_as_many_whole_blocks_as_fit(model):
+    plan = plan_model(ModelOptions(model=str(model)), 16, 1)
+    assert [size_cache(plan, 3 * plan.block_bytes + extra) for extra in (-1, 0, 1)] == [2, 3, 3]
+
+
+def test_heads_that_several_ranks_have_count_as_often(model):
+    """Two KV heads, one of them at two of three ranks."""
+    whole, split = (plan_model(ModelOptions(model=str(model)), 16, size) for size in (1, 3))
+    assert split.block_bytes * 2 == whole.block_bytes * 3

@@ -110,6 +110,16 @@ def test_a_rank_that_does_nothing_any_more_is_killed_in_the_end(start: Start) ->
     assert all(map(has_ended, ready))
 
 
+def test_a_rank_whose_log_is_full_ends_the_group_and_closing_waits_for_nobody(start: Start) -> None:
+    group = start()
+    ready = pids(group.wait_until_ready())
+    do(group, "hang 1")
+    with pytest.raises(GroupFailed, match="rank 1 of 3 cannot be reached"):
+        group.log(Transfer(bytes(2**24), is_answered=False))
+    group.close()
+    assert all(map(has_ended, ready))
+
+
 def test_a_broken_group_takes_nothing_more(start: Start) -> None:
     group = start()
     group.wait_until_ready()

@@ -35,7 +35,7 @@ Ends = tuple[RankChannel[Entry, Reply], RankChannel[Reply, Entry]]
 @pytest.fixture
 def ends() -> Iterator[Ends]:
     ours, theirs = socket.socketpair()
-    with closing(end_of_rank_0(ours)) as rank_0, closing(end_of_rank(theirs)) as rank:
+    with closing(end_of_rank_0(ours, 0.05)) as rank_0, closing(end_of_rank(theirs)) as rank:
         yield rank_0, rank
 
 
@@ -118,3 +118,9 @@ def test_what_is_sent_to_nobody_is_an_error(ends: Ends) -> None:
     rank.hang_up()
     with pytest.raises(OSError, match="Broken pipe"):
         rank_0.send(Rest())
+
+
+def test_who_does_not_read_holds_nobody_up(ends: Ends) -> None:
+    rank_0, _ = ends
+    with pytest.raises(OSError, match="Resource temporarily unavailable"):
+        rank_0.send(Transfer(bytes(2**24), False))
