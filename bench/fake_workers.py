@@ -1,8 +1,8 @@
-"""A prefill and a decode worker without a model: what is measured behind them is the gateway alone.
+"""A prefill and a decode worker without a model: what is measured behind them are the gateways alone.
 
 1. A `PrefillRequest` is answered after `prefill_s` with `PrefillDone`: a token, and a descriptor of as many blocks as
    the prompt would have.
-2. A `DecodeRequest` joins the steps. Every `step_s` one `Tokens` has the next token of each sequence.
+2. A `DecodeRequest` joins the steps. Every `step_s` one `Tokens` a gateway has the next token of each of its sequences.
 3. A sequence ends with its `max_tokens`; `Cancel` drops it.
 
 Tokens are drawn by Zipf's law: a BPE vocabulary is in the order of frequency, so they are long and short words as a
@@ -26,7 +26,6 @@ from common.sampling import FinishReason
 from common.service import LinkEvent, Received
 from common.wire import (
     Cancel,
-    Control,
     DecodeRequest,
     PrefillDone,
     PrefillRequest,
@@ -47,6 +46,7 @@ _NUM_BLOCKS = 100_000
 class _Sequence:
     """One that decode works on. Mutable: num_tokens, of its output so far. first: of its tokens among the drawn."""
 
+    gateway: PeerId
     request: DecodeRequest
     served: Served
     first: int
@@ -77,16 +77,16 @@ class FakeWorkers:
             block_size=_BLOCK_SIZE,
             model_hash=model_hash,
         )
-        self._gateway: PeerId | None = None
         self._running: dict[RequestId, _Sequence] = {}
         self._links = {role: self._open_links(role, folder) for role in (Role.PREFILL, Role.DECODE)}
         self._next_step_s = self._loop.time()
         self._timer = self._loop.call_soon(self._step)
 
-    def start(self, gateway: str) -> None:
-        """Join the gateway at this address."""
+    def start(self, gateways: Sequence[str]) -> None:
+        """Join the gateways at these addresses."""
         for links in self._links.values():
-            links.connect(gateway)
+            for gateway in gateways:
+                links.connect(gateway)
             links.start()
 
     def close(self) -> None:
@@ -123,21 +123,20 @@ class FakeWorkers:
             self._loop.call_soon_threadsafe(self._receive, event.peer, event.message, time.perf_counter())
 
     def _receive(self, gateway: PeerId, message: object, now: float) -> None:
-        self._gateway = gateway
         match message:
             case PrefillRequest():
                 served = self.served[message.prompt_token_ids] = Served(now, [])
-                self._loop.call_later(self._prefill_s, self._answer, message, served)
+                self._loop.call_later(self._prefill_s, self._answer, gateway, message, served)
             case DecodeRequest():
                 num_tokens = len(message.output_token_ids)
                 served, first = self.served[message.prompt_token_ids], sum(message.prompt_token_ids)
-                self._running[message.request_id] = _Sequence(message, served, first, num_tokens)
+                self._running[message.request_id] = _Sequence(gateway, message, served, first, num_tokens)
             case Cancel():
                 self._running.pop(message.request_id, None)
             case _:
                 pass
 
-    def _answer(self, request: PrefillRequest, served: Served) -> None:
+    def _answer(self, gateway: PeerId, request: PrefillRequest, served: Served) -> None:
         num_tokens = len(request.prompt_token_ids)
         num_blocks = -(-num_tokens // _BLOCK_SIZE)
         source = KVSource(
@@ -173,15 +172,18 @@ class FakeWorkers:
             kv=None if is_last else kv,
         )
         served.sent_s.append(time.perf_counter())
-        self._send(Role.PREFILL, done)
+        self._links[Role.PREFILL].send(gateway, done)
 
     def _step(self) -> None:
         self._next_step_s += self._step_s
         self._timer = self._loop.call_at(self._next_step_s, self._step)
-        sequences = list(self._running.values())
-        now = time.perf_counter()
-        if sequences and self._send(Role.DECODE, Tokens(entries=tuple(map(self._entry, sequences)))):
-            self._advance(sequences, now)
+        by_gateway: dict[PeerId, list[_Sequence]] = {}
+        for sequence in self._running.values():
+            by_gateway.setdefault(sequence.gateway, []).append(sequence)
+        for gateway, sequences in by_gateway.items():
+            now = time.perf_counter()
+            if self._links[Role.DECODE].send(gateway, Tokens(entries=tuple(map(self._entry, sequences)))):
+                self._advance(sequences, now)
 
     def _entry(self, sequence: _Sequence) -> TokensEntry:
         request, index = sequence.request, sequence.num_tokens
@@ -203,9 +205,6 @@ class FakeWorkers:
 
     def _token_at(self, position: int) -> int:
         return self._token_ids[position % _NUM_DRAWN]
-
-    def _send(self, role: Role, message: Control) -> bool:
-        return self._gateway is not None and self._links[role].send(self._gateway, message)
 
 
 def draw_text(vocab_size: int, seed: int) -> list[int]:

@@ -1,8 +1,8 @@
-"""What a gateway adds and costs, from both sides of it: its clients' times and its workers'. Pure.
+"""What gateways add and cost, from both sides of them: its clients' times and its workers'. Pure.
 
 Definitions; clients and workers have one clock, since they are one process:
 
-- CPU per token: of all threads of the gateway's process, over the tokens that workers sent meanwhile. Requests,
+- CPU per token: of all threads of the gateways' processes, over the tokens that workers sent meanwhile. Requests,
   statuses and its idle life are in it.
 - TTFT added: a client's TTFT less the time in which the worker had the prompt.
 - Delay of a token: from the worker's sending it to the client's reading it.
@@ -54,12 +54,14 @@ class Window:
 class StreamsFigures:
     """Of a number of streams. Latencies in seconds; None without a sample.
 
-    cpu_per_token_s:  of the gateway
-    cpu_share, bench_cpu_share:  of one core: the gateway's, and that of client and workers together
+    num_gateways:  that the streams were spread over
+    cpu_per_token_s:  of all gateways
+    cpu_share, bench_cpu_share:  of one core: that of all gateways, and that of client and workers together
     failures:  by kind
     """
 
     num_streams: int
+    num_gateways: int
     num_requests: int
     failures: Mapping[str, int]
     tokens_per_s: float
@@ -86,15 +88,16 @@ class GatewayReport:
 
 
 def summarize_streams(
-    num_streams: int, requests: Sequence[tuple[RequestFigures, Served]], started_s: float, window: Window
+    num_streams: int, num_gateways: int, requests: Sequence[tuple[RequestFigures, Served]], window: Window
 ) -> StreamsFigures:
-    """requests: each as its client and its workers saw it.  started_s: the zero of the clients' times."""
+    """requests: each as its client and its workers saw it, by one clock."""
     num_tokens = sum(window.holds(time_s) for _, served in requests for time_s in served.sent_s)
     # Elsewhere two tokens came as one event, such as the halves of a character: which they were is not known.
     timed = [pair for pair in requests if pair[0].is_done and len(pair[0].event_times_s) == len(pair[1].sent_s)]
-    delays = [_delays(figures, served, started_s, window) for figures, served in timed]
+    delays = [_delays(figures, served, window) for figures, served in timed]
     return StreamsFigures(
         num_streams=num_streams,
+        num_gateways=num_gateways,
         num_requests=len(requests),
         failures=Counter(figures.failure for figures, _ in requests if figures.failure),
         tokens_per_s=num_tokens / window.length_s,
@@ -105,7 +108,7 @@ def summarize_streams(
             [
                 figures.ttft_s - (served.sent_s[0] - served.asked_s)
                 for figures, served in timed
-                if figures.ttft_s is not None and window.holds(started_s + figures.sent_s)
+                if figures.ttft_s is not None and window.holds(figures.sent_s)
             ]
         ),
         token_delay=distribution([delay_s for of_stream in delays for delay_s in of_stream]),
@@ -113,7 +116,7 @@ def summarize_streams(
     )
 
 
-def _delays(figures: RequestFigures, served: Served, started_s: float, window: Window) -> list[float]:
+def _delays(figures: RequestFigures, served: Served, window: Window) -> list[float]:
     """Of a stream's tokens that were sent in the window; each had an event of its own."""
     pairs = zip(figures.event_times_s, served.sent_s, strict=True)
-    return [started_s + came_s - sent_s for came_s, sent_s in pairs if window.holds(sent_s)]
+    return [came_s - sent_s for came_s, sent_s in pairs if window.holds(sent_s)]

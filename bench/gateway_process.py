@@ -1,4 +1,4 @@
-"""A real `baton gateway` as a child, and the CPU that it uses."""
+"""Real `baton gateway`s as children, and the CPU that they use."""
 
 import contextlib
 import os
@@ -64,22 +64,28 @@ class GatewayProcess:
 
 
 @contextlib.contextmanager
-def gateway_process(program: Sequence[str], model: str, max_concurrent: int) -> Generator[GatewayProcess]:
-    """A gateway on a free port, killed on leaving.
+def gateway_processes(
+    program: Sequence[str], model: str, number: int, max_concurrent: int
+) -> Generator[list[GatewayProcess]]:
+    """Gateways on free ports, killed on leaving.
 
     program: what runs `baton`, such as (python, baton.py)
-    Raises: BenchError when it does not start.
+    Raises: BenchError when one does not start.
     """
     with RuntimeDir() as runtime_dir, contextlib.ExitStack() as stack:
-        address = f"ipc://{runtime_dir.path}/{GATEWAY}"
-        command = GatewayCommand(
-            model=ModelOptions(model=model),
-            http=HttpOptions(port=0),
-            gateway=GatewayOptions(bind=address, name=GATEWAY, max_concurrent_requests=max_concurrent),
-        )
-        log_path = runtime_dir.path / "gateway.log"
-        stack.callback(log_path.unlink, missing_ok=True)
-        process = ChildProcess((*program, GATEWAY, *to_argv(command)), child_environ(dict(os.environ), {}), log_path)
-        stack.callback(process.channel.close)
-        stack.callback(process.kill)
-        yield GatewayProcess(process, runtime_dir.path, address)
+        gateways: list[GatewayProcess] = []
+        for name in (f"{GATEWAY}-{i}" for i in range(number)):
+            address = f"ipc://{runtime_dir.path}/{name}"
+            command = GatewayCommand(
+                model=ModelOptions(model=model),
+                http=HttpOptions(port=0),
+                gateway=GatewayOptions(bind=address, name=name, max_concurrent_requests=max_concurrent),
+            )
+            log_path = runtime_dir.path / f"{name}.log"
+            stack.callback(log_path.unlink, missing_ok=True)
+            argv = (*program, GATEWAY, *to_argv(command))
+            process = ChildProcess(argv, child_environ(dict(os.environ), {}), log_path)
+            stack.callback(process.channel.close)
+            stack.callback(process.kill)
+            gateways.append(GatewayProcess(process, runtime_dir.path, address))
+        yield gateways

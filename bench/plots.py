@@ -131,18 +131,25 @@ def _attainment(report: Report) -> "Figure | None":
     return figure
 
 
-def _gateway(rows: Sequence[StreamsFigures]) -> "Figure | None":
-    if not rows:
+def _gateway(all_rows: Sequence[StreamsFigures]) -> "Figure | None":
+    """A line for each number of gateways."""
+    if not all_rows:
         return None
     figure, (cpu, latency) = new_figure(2)
-    x = [row.num_streams for row in rows]
-    cpu.plot(x, [row.cpu_per_token_s * 1e6 for row in rows], marker="o", label="gateway")
-    for name, found in (
-        ("TTFT added", [row.added_ttft for row in rows]),
-        ("delay of a token", [row.token_delay for row in rows]),
-    ):
-        latency.plot(x, [one.p50 * 1000 if one else math.nan for one in found], marker="o", label=f"{name}, p50")
-        latency.plot(x, [one.p99 * 1000 if one else math.nan for one in found], marker=".", label=f"{name}, p99")
+    for num_gateways in dict.fromkeys(row.num_gateways for row in all_rows):
+        rows = [row for row in all_rows if row.num_gateways == num_gateways]
+        x, of = [row.num_streams for row in rows], f"{num_gateways} gateway{'s' * (num_gateways > 1)}"
+        cpu.plot(x, [row.cpu_per_token_s * 1e6 for row in rows], marker="o", label=of)
+        for name, found in (
+            ("TTFT added", [row.added_ttft for row in rows]),
+            ("delay of a token", [row.token_delay for row in rows]),
+        ):
+            latency.plot(
+                x, [one.p50 * 1000 if one else math.nan for one in found], marker="o", label=f"{of}, {name}, p50"
+            )
+            latency.plot(
+                x, [one.p99 * 1000 if one else math.nan for one in found], marker=".", label=f"{of}, {name}, p99"
+            )
     for axes, title in ((cpu, "CPU per streamed token, µs"), (latency, "ms")):
         axes.set(xlabel="streams", ylabel=title)
         axes.set_ylim(bottom=0)

@@ -37,12 +37,13 @@ def print_report(report: Report) -> None:
 def print_gateway_report(report: GatewayReport) -> None:
     console = open_console()
     console.print(f"Idle gateway: {report.idle_cpu_share:.1%} of a core")
-    numbers = ("requests", "tok/s", "CPU µs/token", "gateway CPU", "client and workers' CPU")
+    numbers = ("requests", "tok/s", "CPU µs/token", "gateways' CPU", "client and workers' CPU")
     latencies = ("TTFT added p50", "p99", "token delay p50", "p99", "gap added p99")
-    table = new_table("Gateway; latencies in ms", (), ("streams", *numbers, *latencies))
+    table = new_table("Gateway; latencies in ms", (), ("streams", "gateways", *numbers, *latencies))
     for figures in report.streams:
         table.add_row(
             str(figures.num_streams),
+            str(figures.num_gateways),
             str(figures.num_requests),
             f"{figures.tokens_per_s:.0f}",
             f"{figures.cpu_per_token_s * 1e6:.1f}",
@@ -55,7 +56,9 @@ def print_gateway_report(report: GatewayReport) -> None:
     console.print(table)
     for figures in report.streams:
         for kind, num in figures.failures.items():
-            console.print(escape(f"error: {figures.num_streams} streams: {num} × {kind}"))
+            console.print(
+                escape(f"error: {figures.num_streams} streams, {figures.num_gateways} gateways: {num} × {kind}")
+            )
     if report.is_stopped:
         console.print(_STOPPED)
 

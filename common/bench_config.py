@@ -159,6 +159,14 @@ class BenchGatewayOptions:
             wanted="whole numbers such as 1,8,64",
         ),
     ] = ("1", "8", "16", "32", "64")
+    gateways: Annotated[
+        tuple[str, ...],
+        _flag(
+            help="that the streams are spread over; several are measured by turns",
+            pattern=r"[1-9]\d*",
+            wanted="whole numbers such as 1,2",
+        ),
+    ] = ("1",)
     token_rate: Annotated[float, _flag(help="of each stream", unit="tokens/s", at_least=0.1)] = 50.0
     prefill_ms: Annotated[float, _flag(help="from prompt to first token", unit="ms", at_least=0)] = 20.0
     stream_input_len: Annotated[int, _flag(help="of a prompt", unit="tokens", at_least=1)] = 256

@@ -22,6 +22,16 @@ def test_every_number_of_streams_has_its_cost_and_what_was_added(tmp_path: Path)
     assert four["tokens_per_s"] > 2 * one["tokens_per_s"]
 
 
+def test_streams_are_spread_over_several_gateways(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    assert baton.main(["bench", "gateway", "--streams=4", "--gateways=1,2", *FAST, f"--json={results}"]) == 0
+    one, two = json.loads(results.read_text())["streams"]
+    assert (one["num_gateways"], two["num_gateways"]) == (1, 2)
+    assert two["failures"] == {}
+    assert two["num_requests"] == one["num_requests"]
+    assert two["tokens_per_s"] > one["tokens_per_s"] / 2
+
+
 def test_results_are_drawn(tmp_path: Path) -> None:
     assert baton.main(["bench", "gateway", "--streams=1", *FAST, f"--plots={tmp_path}"]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gateway.png", "gateway.svg"]

@@ -9,14 +9,14 @@ WINDOW = Window(begin_s=10.0, end_s=20.0, gateway_cpu_s=0.003, bench_cpu_s=1.0)
 
 
 def seen(*times: float, num_tokens: int) -> RequestFigures:
-    """Sent at 10.5 of a run that began at 10, with an event at each time."""
+    """Sent at 10.5, with an event at each time."""
     chunks = [(time, text("x")) for time in times]
-    return measure(exchange([*chunks, (times[-1], usage(4, num_tokens) + DONE)], num_output=num_tokens), 10.0)
+    return measure(exchange([*chunks, (times[-1], usage(4, num_tokens) + DONE)], num_output=num_tokens), started_s=0.0)
 
 
 def test_what_the_worker_took_is_not_added_by_the_gateway() -> None:
     served = Served(asked_s=10.501, sent_s=[10.601, 10.700, 10.800])
-    figures = summarize_streams(1, [(seen(10.604, 10.702, 10.810, num_tokens=3), served)], 10.0, WINDOW)
+    figures = summarize_streams(1, 1, [(seen(10.604, 10.702, 10.810, num_tokens=3), served)], WINDOW)
     assert figures.added_ttft is not None
     assert figures.token_delay is not None
     assert figures.added_gap is not None
@@ -28,7 +28,7 @@ def test_what_the_worker_took_is_not_added_by_the_gateway() -> None:
 
 def test_what_is_outside_of_the_window_is_not_counted() -> None:
     before = Served(asked_s=8.0, sent_s=[8.1, 9.9, 10.1])
-    figures = summarize_streams(1, [(seen(8.2, 9.95, 10.2, num_tokens=3), before)], 10.0, WINDOW)
+    figures = summarize_streams(1, 1, [(seen(8.2, 9.95, 10.2, num_tokens=3), before)], WINDOW)
     assert figures.tokens_per_s == 0.1
     assert figures.token_delay is not None
     assert figures.token_delay.num == 1
@@ -36,7 +36,7 @@ def test_what_is_outside_of_the_window_is_not_counted() -> None:
 
 def test_a_stream_in_which_two_tokens_were_one_event_has_no_latencies() -> None:
     served = Served(asked_s=10.5, sent_s=[10.6, 10.7, 10.8])
-    figures = summarize_streams(1, [(seen(10.61, 10.81, num_tokens=3), served)], 10.0, WINDOW)
+    figures = summarize_streams(1, 1, [(seen(10.61, 10.81, num_tokens=3), served)], WINDOW)
     assert figures.token_delay is None
     assert figures.added_ttft is None
     assert figures.tokens_per_s == 0.3
