@@ -11,6 +11,7 @@ from common.engine.worker_loop import Stop, WorkerLoop
 from common.engine.worker_main import Engine, load_engine, run_until_stopped, unwind_on_sigterm, watch_gateways
 from common.links import Links
 from common.log import set_up_logging
+from common.own_host import advertised_host
 from common.service import LinkEvent
 from common.supervisor.channel import SupervisorChannel
 from common.wire import Role
@@ -33,7 +34,8 @@ def run(command: AggregatedCommand, channel: SupervisorChannel | None) -> int:
 def _serve(command: AggregatedCommand, engine: Engine, channel: SupervisorChannel | None) -> int:
     options, max_num_seqs = command.worker, command.decode.max_num_seqs
     inbox: SimpleQueue[LinkEvent | Stop] = SimpleQueue()
-    links = Links(engine.peer, options.bind, options.advertise_host, lambda _: loop.current_status(), inbox.put)
+    host = advertised_host(options.bind, options.advertise_host, options.gateway)
+    links = Links(engine.peer, options.bind, host, lambda _: loop.current_status(), inbox.put)
     identity = engine.identity(links.address)
     blocks = BlockManager(engine.num_blocks, engine.layout.block_size)
     prompts = PrefillScheduler(

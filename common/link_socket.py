@@ -1,6 +1,5 @@
 """ZeroMQ sockets as Baton uses them: options, binding, and connections that say when they break."""
 
-import logging
 import math
 import socket as sockets
 import threading
@@ -13,8 +12,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from common.errors import ConfigError
 from common.machine import max_descriptors
-
-logger = logging.getLogger(__name__)
+from common.own_host import own_host
 
 HEARTBEAT_MS = 1_000
 HEARTBEAT_TIMEOUT_MS = 5_000
@@ -181,15 +179,3 @@ def bind(socket: "zmq.Socket[bytes]", endpoint: str, advertise_host: str) -> str
 def _set_family(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
     """ZeroMQ takes IPv6 addresses only where it is told to, and then reports IPv4 ones as mapped."""
     socket.setsockopt(zmq.IPV6, int(endpoint.startswith("tcp://[")))
-
-
-def own_host() -> str:
-    """The address from which this machine reaches others; without a network, the loopback's."""
-    with sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # TEST-NET-1 (RFC 5737): picks a route, sends nothing
-        except OSError as error:
-            logger.warning("this machine has no route to others (%s): only local peers can reach it", error)
-            return "127.0.0.1"
-        host: str = probe.getsockname()[0]
-        return host

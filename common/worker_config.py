@@ -28,7 +28,12 @@ class WorkerOptions:
         str, Flag(help="ZeroMQ inbox; `*` for any free port", pattern=INBOX, wanted=INBOX_WANTED, wiring=True)
     ] = "tcp://127.0.0.1:*"
     advertise_host: Annotated[
-        str, Flag(help="host by which others reach this worker; empty: from --bind", wiring=True)
+        str,
+        Flag(
+            help="host by which others reach this worker; empty: that of --bind, or where it listens on all, the one "
+            "from which it reaches the gateways",
+            wiring=True,
+        ),
     ] = ""
     name: Annotated[str, Flag(help="of this worker in logs and metrics; empty: from role and host", wiring=True)] = ""
     kv_cache_memory: Annotated[

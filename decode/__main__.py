@@ -11,6 +11,7 @@ from common.engine.worker_loop import Stop, WorkerLoop
 from common.engine.worker_main import Engine, load_engine, run_until_stopped, unwind_on_sigterm, watch_gateways
 from common.links import Links
 from common.log import set_up_logging
+from common.own_host import advertised_host
 from common.service import LinkEvent
 from common.supervisor.channel import SupervisorChannel
 from common.wire import Role
@@ -35,7 +36,8 @@ def _serve(command: DecodeCommand, engine: Engine, channel: SupervisorChannel | 
     options = command.worker
     inbox: SimpleQueue[LinkEvent | PullFinished | Stop] = SimpleQueue()
     receiver = _make_receiver(command, engine, inbox.put)
-    links = Links(engine.peer, options.bind, options.advertise_host, lambda _: loop.current_status(), inbox.put)
+    host = advertised_host(options.bind, options.advertise_host, options.gateway)
+    links = Links(engine.peer, options.bind, host, lambda _: loop.current_status(), inbox.put)
     blocks = BlockManager(engine.num_blocks, engine.layout.block_size)
     loop: WorkerLoop[PullFinished, ReceiverEffect] = WorkerLoop(
         DecodeService(

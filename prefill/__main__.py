@@ -16,6 +16,7 @@ from common.errors import ConfigError
 from common.kv_source import KVSource
 from common.links import Links
 from common.log import set_up_logging
+from common.own_host import advertised_host
 from common.service import LinkEvent
 from common.supervisor.channel import SupervisorChannel
 from common.wire import Role
@@ -73,7 +74,8 @@ def _serve(command: PrefillCommand, engine: Engine, memory: CacheMemory, channel
     inbox: SimpleQueue[LinkEvent | KVReleased | Stop] = SimpleQueue()
     part = RankPart(engine.peer, engine.plan, engine.plan.shards[0], engine.own)
     server = _server(command, part, memory, inbox.put)
-    links = Links(engine.peer, options.bind, options.advertise_host, lambda _: loop.current_status(), inbox.put)
+    host = advertised_host(options.bind, options.advertise_host, options.gateway)
+    links = Links(engine.peer, options.bind, host, lambda _: loop.current_status(), inbox.put)
     blocks = BlockManager(engine.num_blocks, engine.layout.block_size)
     scheduler = PrefillScheduler(
         blocks,
@@ -128,7 +130,9 @@ def _server(
     command: PrefillCommand, part: RankPart, memory: CacheMemory, deliver: Callable[[KVReleased], None]
 ) -> KVServer:
     layout = part.plan.layout_at(part.shard.rank)
+    data_bind = command.transfer.data_bind
+    host = advertised_host(data_bind, command.worker.advertise_host, command.worker.gateway)
     return KVServer(
         *(part.peer, part.own.cache.memory, layout, part.shard.kv_heads.start, deliver),
-        *(command.transfer.data_bind, command.worker.advertise_host, memory.segment),
+        *(data_bind, host, memory.segment),
     )
