@@ -125,6 +125,8 @@ def load_shard(
     Raises: ConfigError, ModelError.
     """
     worker, layout = command.worker, plan.layout_at(rank)
+    if rank == 0:
+        _warn_of_idle_gpus()
     num_cores = worker.cores or num_available_cores()
     cores, board = find_cores(
         *(worker.shared_dir, num_cores), borrows=worker.core_sharing == "elastic", is_urgent=role is Role.DECODE
@@ -146,6 +148,12 @@ def load_shard(
         *(num_blocks * layout.block_bytes / 1e6, runner.ops.name, num_cores, _peak_bytes() / 1e6),
     )
     return LoadedShard(cache, runner, board)
+
+
+def _warn_of_idle_gpus() -> None:
+    """Where a GPU and PyTorch for it are given to a worker, its operator expects it to be used."""
+    if num_gpus := torch.cuda.device_count():
+        logger.warning("%d GPUs are here and stay idle: the engine computes on CPUs only", num_gpus)
 
 
 def _peak_bytes() -> int:

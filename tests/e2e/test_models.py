@@ -7,7 +7,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from tests.e2e.clients import ask_all, completion, token_ids
 from tests.e2e.stack import START_S, Command, Stack
-from tests.e2e.tiny import generate, save_tiny
+from tests.e2e.tiny import save_tiny
+from tests.model.reference import chosen_greedily
 
 PROMPTS = [[(index * 37 + start) % 256 for index in range(length)] for start, length in ((1, 1), (2, 17), (3, 100))]
 NUM_TOKENS = 40
@@ -22,7 +23,9 @@ def test_a_folder_gives_the_tokens_of_transformers(variant: str, tmp_path: Path)
     finally:
         assert stack.stop() == 0
     assert [answer["model"] for answer in answers] == ["model"] * len(PROMPTS)
-    assert [token_ids(answer) for answer in answers] == [generate(model, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    for prompt, answer in zip(PROMPTS, map(token_ids, answers), strict=True):
+        assert answer == chosen_greedily(model, prompt, answer)
+        assert len(answer) == NUM_TOKENS
 
 
 def test_an_unsupported_architecture_is_refused_at_start_by_name(tmp_path: Path) -> None:

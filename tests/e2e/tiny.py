@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel
 
@@ -26,17 +25,3 @@ def save_tiny(folder: Path, variant: str = "grouped") -> PreTrainedModel:
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
     return model
-
-
-def generate(model: PreTrainedModel, prompt: list[int], num_tokens: int) -> list[int]:
-    """What transformers generates greedily, past every end token."""
-    inputs = torch.tensor([prompt])
-    with torch.inference_mode():
-        output = model.generate(  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
-            inputs,
-            attention_mask=torch.ones_like(inputs),
-            max_new_tokens=num_tokens,
-            do_sample=False,
-            eos_token_id=None,
-        )
-    return output[0, len(prompt) :].tolist()

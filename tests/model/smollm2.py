@@ -32,7 +32,7 @@ def load_reference_tensors() -> Mapping[str, Tensor]:
 
 
 def build_reference(tensors: Mapping[str, Tensor]) -> LlamaForCausalLM:
-    """In fp32, ready to generate."""
+    """In fp32."""
     config = LlamaConfig(**CONFIG)
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
@@ -41,15 +41,3 @@ def build_reference(tensors: Mapping[str, Tensor]) -> LlamaForCausalLM:
     # Its frequencies are no weights, so they are still on the meta device.
     model.model.rotary_emb = LlamaRotaryEmbedding(config)
     return model.eval()
-
-
-def generate(model: LlamaForCausalLM, prompt: list[int], num_tokens: int) -> list[int]:
-    """Greedy, past every end token."""
-    inputs = torch.tensor([prompt])
-    # Without a mask, generate takes every <|im_end|> in the prompt for padding.
-    mask = torch.ones_like(inputs)
-    with torch.inference_mode():
-        output = model.generate(  # pyright: ignore[reportAttributeAccessIssue]
-            inputs, attention_mask=mask, max_new_tokens=num_tokens, do_sample=False, eos_token_id=None
-        )
-    return output[0, len(prompt) :].tolist()

@@ -13,6 +13,7 @@ from common.engine.runner import ModelRunner
 from common.engine.weights import open_weights
 from common.model_files import find_model
 from tests.model import harness, smollm2
+from tests.model.reference import chosen_greedily
 
 NUM_TOKENS = 32
 PROMPTS = {
@@ -54,8 +55,10 @@ def test_every_tensor_equals_the_one_that_transformers_reads(reference_tensors: 
 
 
 def test_greedy_equals_transformers(reference: LlamaForCausalLM, runner: ModelRunner) -> None:
-    expected = [smollm2.generate(reference, prompt, NUM_TOKENS) for prompt in PROMPTS.values()]
-    assert harness.greedy(runner, list(PROMPTS.values()), NUM_TOKENS) == expected
+    prompts = list(PROMPTS.values())
+    answers = harness.greedy(runner, prompts, NUM_TOKENS)
+    assert answers == [chosen_greedily(reference, *pair) for pair in zip(prompts, answers, strict=True)]
+    assert [len(answer) for answer in answers] == [NUM_TOKENS] * len(prompts)
 
 
 def test_chunks_do_not_change_the_output(runner: ModelRunner) -> None:
