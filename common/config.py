@@ -118,6 +118,15 @@ class GatewayOptions:
             at_least=1,
         ),
     ] = 3
+    drain_timeout: Annotated[
+        float,
+        Flag(
+            help="after SIGTERM nothing new is taken, and streams may end; then an error event ends them",
+            unit="s",
+            at_least=0,
+            wiring=True,
+        ),
+    ] = 30.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import socket
@@ -33,10 +34,8 @@ from gateway.served_model import load_served_model
 
 logger = logging.getLogger(__name__)
 
-SHUTDOWN_S = 2.5
-"""Streams that are under way when the gateway is told to stop get so long to end, then an error event ends them."""
 FLUSH_S = 1
-"""For that event to be read."""
+"""For the event that ends streams when the drain is over to be read."""
 
 
 def run(command: GatewayCommand, channel: SupervisorChannel | None) -> int:
@@ -100,9 +99,9 @@ async def _serve(
         log_config=None,
         access_log=False,
         lifespan="off",
-        timeout_graceful_shutdown=int(SHUTDOWN_S + FLUSH_S),
+        timeout_graceful_shutdown=math.ceil(options.drain_timeout + FLUSH_S),
     )
-    server = _Server(config, engine)
+    server = _Server(config, engine, options.drain_timeout)
     watch = asyncio.create_task(engine.watch())
     watch.add_done_callback(lambda _: server.stop())
     tasks = [asyncio.create_task(_report(engine, listener, channel)), watch]
@@ -117,11 +116,12 @@ async def _serve(
 
 
 class _Server(uvicorn.Server):
-    """Ends streams with a terminal frame when it is told to stop."""
+    """When it is told to stop, takes nothing new, lets streams end, and then ends what is left by a terminal frame."""
 
-    def __init__(self, config: uvicorn.Config, engine: GatewayEngine) -> None:
+    def __init__(self, config: uvicorn.Config, engine: GatewayEngine, drain_timeout_s: float) -> None:
         super().__init__(config)
         self._engine = engine
+        self._drain_timeout_s = drain_timeout_s
 
     def stop(self) -> None:
         self.should_exit = True
@@ -135,8 +135,9 @@ class _Server(uvicorn.Server):
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        logger.info("draining for at most %.0f s", self._drain_timeout_s)
         error = RequestError(503, "the gateway is shutting down", type="service_unavailable", retry_after_s=1)
-        asyncio.get_running_loop().call_later(SHUTDOWN_S, self._engine.fail_all, error)
+        asyncio.get_running_loop().call_later(self._drain_timeout_s, self._engine.fail_all, error)
         await super().shutdown(sockets)
 
 

@@ -20,6 +20,8 @@ GATEWAY = "gateway"
 
 _DRAIN_TIMEOUT_S = 2.0
 """When everything stops at once there is no other worker that a drained request could resume at."""
+_GATEWAY_DRAIN_TIMEOUT_S = 2.5
+"""What workers say last still gets to clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ def plan_children(serve: ServeCommand, program: Sequence[str], runtime_dir: Path
     runtime_dir: private folder for the sockets through which they meet
     """
     inbox = f"ipc://{runtime_dir}/{GATEWAY}"
-    gateway = replace(serve.gateway, bind=inbox, name=GATEWAY)
+    gateway = replace(serve.gateway, bind=inbox, name=GATEWAY, drain_timeout=_GATEWAY_DRAIN_TIMEOUT_S)
     commands: list[tuple[str, str, Command]] = [
         ("gateway", GATEWAY, GatewayCommand(model=serve.model, http=serve.http, gateway=gateway, log=serve.log))
     ]

@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.clients import SAMPLINGS, Stream, ask_all, completion, stream_all, token_ids
 from tests.e2e.front import Front
 from tests.e2e.services import Services, url_of, wait_until_ready
-from tests.e2e.stack import START_S
+from tests.e2e.stack import START_S, wait_until
 
 NUM_REQUESTS = 6
 NUM_TOKENS = 300
@@ -85,3 +85,31 @@ def test_workers_that_are_told_to_leave_under_load_cost_no_client_anything(
     assert (decode.wait(LEAVE_S), prefill.wait(LEAVE_S)) == (0, 0)
     check_against_undisturbed(front.url, requests, streams)
     front.wait_until_at_rest()
+
+
+def test_a_gateway_that_is_told_to_leave_lets_its_streams_end_and_takes_no_new_ones(services: Services) -> None:
+    names = ("leaving", "other")
+    leaving, other = (services.start_gateway(name=name) for name in names)
+    for role in ("prefill", "decode"):
+        services.start_worker(role, role, gateways=names)
+    wait_until_ready(leaving)
+    wait_until_ready(other)
+    url = url_of(leaving)
+
+    def leave() -> None:
+        leaving.terminate()
+        leaving.wait_for(r"(draining for at most)", LEAVE_S)
+        wait_until(lambda: not accepts(url), LEAVE_S)
+
+    requests = bodies(first=200)
+    streams = stream_all(url, requests, when=[(NUM_SEEN, leave)])
+    assert leaving.wait(LEAVE_S) == 0
+    check_against_undisturbed(url_of(other), requests, streams)
+    Front(url_of(other)).wait_until_at_rest()
+
+
+def accepts(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/version").is_success
+    except httpx.TransportError:
+        return False

@@ -13,7 +13,7 @@ from common.config import DecodeCommand, GatewayCommand, PrefillCommand, known_v
 from common.flag_values import KINDS, ByteSize
 from common.gateway_finder import is_name
 from common.wire import Role
-from gateway.__main__ import FLUSH_S, SHUTDOWN_S
+from gateway.__main__ import FLUSH_S
 from tests.unit.kustomization import FILE, Document, load, render
 
 ROOT = Path(__file__).parents[2]
@@ -160,9 +160,10 @@ def test_a_worker_is_given_longer_than_its_drain_takes(service: str) -> None:
     assert pod(service)["terminationGracePeriodSeconds"] >= command(service).worker.drain_timeout + 10
 
 
-def test_a_gateway_is_given_longer_than_its_streams_and_its_end_take() -> None:
-    streams_s = container("gateway")["lifecycle"]["preStop"]["sleep"]["seconds"]
-    assert pod("gateway")["terminationGracePeriodSeconds"] >= streams_s + SHUTDOWN_S + FLUSH_S + 5
+def test_a_gateway_is_given_longer_than_leaving_its_service_and_its_drain_take() -> None:
+    leaving_s = container("gateway")["lifecycle"]["preStop"]["sleep"]["seconds"]
+    needed_s = leaving_s + command("gateway").gateway.drain_timeout + FLUSH_S
+    assert pod("gateway")["terminationGracePeriodSeconds"] >= needed_s + 5
 
 
 def test_a_gateway_stays_in_its_service_while_requests_may_wait_for_a_worker() -> None:
