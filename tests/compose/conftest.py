@@ -1,18 +1,10 @@
-"""What the tests of the real containers have in common: one running project, and a report of what was seen."""
+"""What the tests of the real containers have in common: one running project."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from tests.compose.project import Project
-
-_SEEN = pytest.StashKey[dict[str, str]]()
-
-
-@pytest.fixture(scope="session")
-def seen(request: pytest.FixtureRequest) -> dict[str, str]:
-    """Figures that are shown at the end, by what they are of."""
-    return request.config.stash.setdefault(_SEEN, {})
 
 
 @pytest.fixture(scope="session")
@@ -26,10 +18,3 @@ def project(seen: dict[str, str]) -> Iterator[Project]:
         yield project
     finally:
         project.down()
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if seen := config.stash.get(_SEEN, {}):
-        terminalreporter.section("seen")
-        for what, figure in seen.items():
-            terminalreporter.write_line(f"{what}: {figure}")

@@ -4,23 +4,25 @@ import asyncio
 import json
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, Self
 
 import httpx
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
+RETRY_S = 0.1
 
 
 @dataclass
 class LoadStream:
     """What one client saw of one request.
 
-    body:    which of the load's bodies it was
-    gaps_s:  between the frames that brought tokens
-    error:   of HTTP, of the connection, or in the stream; empty: none
+    body:          which of the load's bodies it was
+    gaps_s:        between the frames that brought tokens
+    error:         of HTTP or in the stream; empty: none
+    num_broken:    times that the gateway died or left before the answer was complete
     """
 
     body: int
@@ -28,20 +30,42 @@ class LoadStream:
     gaps_s: list[float] = field(default_factory=list[float])
     num_terminal_frames: int = 0
     error: str = ""
+    num_broken: int = 0
+
+    @property
+    def is_told_to_come_again(self) -> bool:
+        return "service_unavailable" in self.error
+
+    def begin_again(self) -> None:
+        """Whatever came until now is void."""
+        self.token_ids, self.gaps_s = [], []
+        self.num_terminal_frames, self.error = 0, ""
+        self.num_broken += 1
 
 
 class Load:
     """While entered, so many clients send one body after the other. Leaving waits for the streams that are under way.
 
+    num_requests:  in all; None: until it is left
+    is_patient:    a client asks again when the gateway dies, leaves or is not there, until it is answered
     Mutable state, the thread's: the streams so far, which others may read.
     """
 
-    def __init__(self, url: str, bodies: Sequence[dict[str, Any]], num_clients: int) -> None:
+    def __init__(
+        self,
+        url: str,
+        bodies: Sequence[dict[str, Any]],
+        num_clients: int,
+        *,
+        num_requests: int | None = None,
+        is_patient: bool = False,
+    ) -> None:
         self.streams: list[LoadStream] = []
         self._url = url
         self._bodies = bodies
         self._num_clients = num_clients
-        self._numbers = count()
+        self._num_requests = num_requests
+        self._is_patient = is_patient
         self._is_leaving = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="load")
 
@@ -52,6 +76,10 @@ class Load:
     def __exit__(self, *_: object) -> None:
         self._is_leaving.set()
         self._thread.join()
+
+    @property
+    def is_over(self) -> bool:
+        return not self._thread.is_alive()
 
     @property
     def num_tokens(self) -> int:
@@ -70,37 +98,64 @@ class Load:
         wanted = self.num_tokens + number
         deadline = time.monotonic() + TIMEOUT_S
         while self.num_tokens < wanted:
-            assert self._thread.is_alive(), "the clients have ended"
+            assert not self.is_over, "the clients have ended"
             assert time.monotonic() < deadline, f"{wanted - self.num_tokens} of {number} tokens have not come"
             threading.Event().wait(0.02)
 
+    def wait(self) -> None:
+        """Until all requests have been answered."""
+        self._thread.join()
+
     def check(self, answers: Sequence[Sequence[int]]) -> None:
         """Every stream came to its one end, with the tokens of the undisturbed answer to its body."""
+        self.check_ends()
+        for stream in self.streams:
+            assert stream.token_ids == list(answers[stream.body])
+
+    def check_ends(self) -> None:
+        """Every stream came to its one end."""
         assert self.streams
         for stream in self.streams:
             assert not stream.error, stream.error
             assert stream.num_terminal_frames == 1
-            assert stream.token_ids == list(answers[stream.body])
 
     async def _run(self) -> None:
         limits = httpx.Limits(max_connections=None)
+        numbers = deque(range(self._num_requests)) if self._num_requests is not None else None
         async with httpx.AsyncClient(base_url=self._url, timeout=TIMEOUT_S, limits=limits) as client:
-            await asyncio.gather(*(self._be_client(client) for _ in range(self._num_clients)))
+            await asyncio.gather(*(self._be_client(client, numbers) for _ in range(self._num_clients)))
 
-    async def _be_client(self, client: httpx.AsyncClient) -> None:
-        while not self._is_leaving.is_set():
-            stream = LoadStream(next(self._numbers) % len(self._bodies))
+    async def _be_client(self, client: httpx.AsyncClient, numbers: deque[int] | None) -> None:
+        while numbers or (numbers is None and not self._is_leaving.is_set()):
+            number = numbers.popleft() if numbers else len(self.streams)
+            stream = LoadStream(number % len(self._bodies))
             self.streams.append(stream)
             try:
-                await self._follow(client, stream)
+                while not await self._is_answered(client, stream):
+                    await asyncio.sleep(RETRY_S)
             except httpx.HTTPError as error:
                 stream.error = f"{type(error).__name__}: {error}"
                 return
 
+    async def _is_answered(self, client: httpx.AsyncClient, stream: LoadStream) -> bool:
+        try:
+            await self._follow(client, stream)
+        except httpx.TimeoutException:
+            raise
+        except httpx.TransportError:
+            if not self._is_patient:
+                raise
+        else:
+            if not (self._is_patient and stream.is_told_to_come_again):
+                return True
+        stream.begin_again()
+        return False
+
     async def _follow(self, client: httpx.AsyncClient, stream: LoadStream) -> None:
         body = {**self._bodies[stream.body], "stream": True}
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
         last_s = 0.0
-        async with client.stream("POST", "/v1/completions", json=body) as response:
+        async with client.stream("POST", path, json=body) as response:
             if response.status_code != 200:
                 stream.error = f"{response.status_code}: {(await response.aread()).decode()}"
             async for line in response.aiter_lines():
@@ -109,7 +164,8 @@ class Load:
                 elif line.startswith("data: "):
                     chunk = json.loads(line.removeprefix("data: "))
                     stream.error = stream.error or json.dumps(chunk.get("error", ""))[1:-1]
-                    if token_ids := [token for choice in chunk.get("choices", ()) for token in choice["token_ids"]]:
+                    token_ids = [token for choice in chunk.get("choices", ()) for token in choice.get("token_ids", ())]
+                    if token_ids:
                         now = time.monotonic()
                         stream.gaps_s += [now - last_s] if stream.token_ids else []
                         stream.token_ids += token_ids

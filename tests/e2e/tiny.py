@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from tests.model import tiny_models
 
 NUM_BYTES = 256
+CHAT_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 BLOCK_BYTES = 3 * 2 * 2 * 16 * 16 * 4
 """Of one KV block of most variants: layers, keys and values, KV heads, tokens, head size, bytes of a float32."""
 
@@ -23,5 +24,5 @@ def save_tiny(folder: Path, variant: str = "grouped") -> PreTrainedModel:
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.add_special_tokens(["<end>"])
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>", "chat_template": CHAT_TEMPLATE}))
     return model
