@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 from common.errors import TransferError
 from common.kv_source import KVShard, KVSource
 from common.wire import Buffer, KVBlocks
+from kvtransfer.read import Read
 from kvtransfer.shm import ShmRoute
 from kvtransfer.tcp import TcpRoute
 
@@ -16,10 +17,11 @@ Mode = Literal["auto", "tcp", "shm"]
 
 
 class Route(Protocol):
-    """Where the bytes of granted blocks are.
+    """Where the bytes of a source's granted blocks are. Belongs to the transfer thread.
 
-    name:       for metrics
-    with_data:  whether the source sends bytes or only permission
+    name:         for metrics
+    with_data:    whether the source sends bytes or only permission
+    fetch_bytes:  to ask for at a time
     """
 
     @property
@@ -28,11 +30,18 @@ class Route(Protocol):
     @property
     def with_data(self) -> bool: ...
 
-    def blocks(self, message: KVBlocks, buffers: Sequence[Buffer], heads: range) -> Sequence[Buffer]:
-        """The bytes of these heads of each block of the run, in its order. They may still have any length and content.
+    @property
+    def fetch_bytes(self) -> int: ...
+
+    def read(self, message: KVBlocks, buffers: Sequence[Buffer], heads: range) -> Read:
+        """Begin to read these heads of each block of the run. The bytes may have any length and content.
 
         Raises: TransferError when bytes are missing or come where none were asked for.
         """
+        ...
+
+    def close(self) -> None:
+        """End all reads: afterwards nothing is written into their memory."""
         ...
 
 

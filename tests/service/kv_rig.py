@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import zmq
 
 from common.ids import BlockId, PeerId, RequestId, SequenceKey
@@ -16,7 +17,8 @@ from common.wire import Buffer, Envelope, KVBlocks, decode, encode
 from kvtransfer.puller import KVPuller
 from kvtransfer.route import Mode
 from kvtransfer.server import KVServer
-from kvtransfer.shm import SharedSegment
+from kvtransfer.shm import SharedSegment, ShmRoute
+from kvtransfer.tcp import TcpRoute
 from kvtransfer.transport import (
     BlockCopy,
     KVReleased,
@@ -36,6 +38,12 @@ NUM_BLOCKS = 64
 UNTOUCHED = 0xEE
 
 Rewrite = Callable[[list[Envelope]], list[Envelope]]
+
+
+def set_fetch_bytes(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
+    """Of every route: with small ones a pull takes many."""
+    for route in (TcpRoute, ShmRoute):
+        monkeypatch.setattr(route, "fetch_bytes", num_bytes)
 
 
 def key(number: int, attempt: int = 0) -> SequenceKey:

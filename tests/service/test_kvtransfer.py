@@ -14,7 +14,17 @@ from common.wire import Envelope, KVFetch, KVRelease, encode
 from kvtransfer.puller import KVPuller
 from kvtransfer.route import Mode
 from kvtransfer.transport import AbortPull, KVReleased, SendRelease, Withdraw
-from tests.service.kv_rig import BLOCK_BYTES, DEADLINE_S, LAYOUT, NUM_BLOCKS, Events, Rig, key, with_shard
+from tests.service.kv_rig import (
+    BLOCK_BYTES,
+    DEADLINE_S,
+    LAYOUT,
+    NUM_BLOCKS,
+    Events,
+    Rig,
+    key,
+    set_fetch_bytes,
+    with_shard,
+)
 
 MODES: list[Mode] = ["tcp", "shm"]
 
@@ -22,8 +32,7 @@ MODES: list[Mode] = ["tcp", "shm"]
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many fetches and runs a pull, as with real block sizes."""
-    for name in ("FETCH_BYTES", "GRANT_BYTES"):
-        monkeypatch.setattr(f"kvtransfer.source_channel.{name}", 4 * BLOCK_BYTES)
+    set_fetch_bytes(monkeypatch, 4 * BLOCK_BYTES)
     monkeypatch.setattr("kvtransfer.server.RUN_BYTES", 2 * BLOCK_BYTES)
 
 

@@ -11,7 +11,17 @@ from common.ids import PeerId, RequestId
 from common.wire import Envelope, KVRelease
 from kvtransfer.route import Mode
 from kvtransfer.transport import AbortPull
-from tests.service.kv_rig import BLOCK_BYTES, DEADLINE_S, Rig, blocks_of, change, key, with_buffers, with_shard
+from tests.service.kv_rig import (
+    BLOCK_BYTES,
+    DEADLINE_S,
+    Rig,
+    blocks_of,
+    change,
+    key,
+    set_fetch_bytes,
+    with_buffers,
+    with_shard,
+)
 
 BLOCKS = range(10, 34)
 VICTIM = 21
@@ -19,8 +29,7 @@ VICTIM = 21
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FETCH_BYTES", "GRANT_BYTES"):
-        monkeypatch.setattr(f"kvtransfer.source_channel.{name}", 4 * BLOCK_BYTES)
+    set_fetch_bytes(monkeypatch, 4 * BLOCK_BYTES)
 
 
 @pytest.fixture(params=["tcp", "shm"])
