@@ -27,6 +27,7 @@ from common.kv_source import KVShard, KVSource
 from common.link_socket import ConnectionChange, max_connections
 from common.socket_thread import SocketThread
 from common.wire import Buffer, Envelope, KVBlocks, decode
+from kvtransfer.nixl import DESCRIPTORS_PER_SOURCE
 from kvtransfer.pull import Pull, Run
 from kvtransfer.reshard import plan_pulls
 from kvtransfer.route import Mode, choose_route
@@ -82,7 +83,7 @@ class KVPuller:
         self._idle_s = idle_s
         self._counters = receiver_counters()
         self._effects: deque[ReceiverEffect] = deque()
-        self._max_channels = max_connections()
+        self._max_channels = max_connections(DESCRIPTORS_PER_SOURCE if mode == "nixl" else 0)
         # The thread's:
         self._channels: dict[KVShard, SourceChannel] = {}
         self._parts: dict[SequenceKey, _Parts] = {}
@@ -253,18 +254,20 @@ class KVPuller:
             for run in channel.runs:
                 run.read.advance()
         except TransferError as error:
-            self._drop(channel, str(error))
-            return False
-        self._take_arrived(channel)
-        return True
+            failure = str(error)
+        else:
+            self._take_arrived(channel)
+            return True
+        self._drop(channel, failure)  # out here, where no exception refers to what the route closes
+        return False
 
     def _take_arrived(self, channel: SourceChannel) -> None:
-        for run in list(channel.runs):
-            if (blocks := run.read.blocks) is not None:
-                channel.runs.remove(run)
-                if run.pull in channel.pulls:  # and has not ended meanwhile
-                    self._copy(channel, run, blocks)
-                run.read.close()
+        """In the order in which they were granted: older pulls end first."""
+        while channel.runs and (blocks := channel.runs[0].read.blocks) is not None:
+            run = channel.runs.popleft()
+            if run.pull in channel.pulls:  # and has not ended meanwhile
+                self._copy(channel, run, blocks)
+            run.read.close()
 
     def _copy(self, channel: SourceChannel, run: Run, blocks: Sequence[Buffer]) -> None:
         pull = run.pull

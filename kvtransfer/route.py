@@ -7,13 +7,14 @@ from typing import Literal, Protocol
 from common.errors import TransferError
 from common.kv_source import KVShard, KVSource
 from common.wire import Buffer, KVBlocks
+from kvtransfer.nixl import NixlRoute
 from kvtransfer.read import Read
 from kvtransfer.shm import ShmRoute
 from kvtransfer.tcp import TcpRoute
 
 logger = logging.getLogger(__name__)
 
-Mode = Literal["auto", "tcp", "shm"]
+Mode = Literal["auto", "tcp", "shm", "nixl"]
 
 
 class Route(Protocol):
@@ -46,11 +47,13 @@ class Route(Protocol):
 
 
 def choose_route(mode: Mode, source: KVSource, shard: KVShard) -> Route:
-    """Shared memory where the shard's very segment can be opened here, else frames.
+    """What was asked for; else shared memory where the shard's very segment can be opened here, or frames.
 
     Containers may share a kernel and addresses, but not /dev/shm: only reading the nonce back proves anything.
-    Raises: TransferError when the mode is "shm" and it cannot be had.
+    Raises: TransferError when the mode is "shm" or "nixl" and it cannot be had.
     """
+    if mode == "nixl":
+        return NixlRoute(source, shard)
     if mode == "tcp" or (mode == "auto" and not shard.shm_name):
         return TcpRoute()
     try:

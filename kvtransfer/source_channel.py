@@ -15,7 +15,8 @@ from kvtransfer.pull import Fetch, Pull, Run
 from kvtransfer.route import Route
 
 MAX_FETCHES = 4
-"""Window per shard: 16 MiB under way over tcp, enough for 10 Gbit/s at 10 ms, little enough to forget about."""
+"""Window per shard, asked for or being read: 16 MiB over tcp, enough for 10 Gbit/s at 10 ms, little enough to forget
+about."""
 MAX_QUEUED = 1000
 
 
@@ -33,7 +34,7 @@ class SourceChannel:
         self.connection = Connection(context, zmq.DEALER, shard.data_address, MAX_QUEUED)
         self.pulls: list[Pull] = []
         self.fetches: dict[int, Fetch] = {}
-        self.runs: list[Run] = []
+        self.runs: deque[Run] = deque()
         self.used_s = time.monotonic()
         self._me = me
         self._releases: deque[SequenceKey] = deque()
@@ -67,7 +68,7 @@ class SourceChannel:
         while self._releases and self._send(0, _release(self._releases[0])):
             self._releases.popleft()
         for pull in self.pulls:
-            while pull.wants_more and len(self.fetches) < MAX_FETCHES:
+            while pull.wants_more and len(self.fetches) + len(self.runs) < MAX_FETCHES:
                 fetch = pull.next_fetch(next(numbers), max(1, self.route.fetch_bytes // pull.piece_bytes))
                 self.fetches[fetch.number] = fetch
                 if not self._send(fetch.number, self._fetch_message(fetch)):

@@ -11,7 +11,7 @@ from common.wire import Envelope
 from kvtransfer.route import Mode
 from kvtransfer.transport import AbortPull, KVReleased, SendRelease, Withdraw
 from tests.service.kv_groups import HEAD_BYTES, NUM_BLOCKS, Groups, layout_of
-from tests.service.kv_rig import DEADLINE_S, key, set_fetch_bytes
+from tests.service.kv_rig import DEADLINE_S, MODES, key, set_fetch_bytes
 
 MakeGroups = Callable[..., Groups]
 ONE_OF_3 = [range(3)]
@@ -39,7 +39,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtransfer.server.RUN_BYTES", 2 * HEAD_BYTES)
 
 
-@pytest.fixture(params=["tcp", "shm"])
+@pytest.fixture(params=MODES)
 def mode(request: pytest.FixtureRequest) -> Mode:
     return request.param
 
