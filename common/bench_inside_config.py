@@ -124,7 +124,8 @@ class HandoffOptions:
     """handoffs"""
 
     transports: Annotated[
-        tuple[str, ...], _flag(help="to measure, one after the other", pattern="shm|tcp", wanted="shm, tcp or both")
+        tuple[str, ...],
+        _flag(help="to measure, one after the other", pattern="shm|tcp|nixl", wanted="some of shm, tcp and nixl"),
     ] = ("shm", "tcp")
     handoff_lens: Annotated[tuple[str, ...], _counts(help="of the prompts whose KV is handed over", unit="tokens")] = (
         "128",

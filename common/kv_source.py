@@ -13,6 +13,10 @@ MAX_SHARDS = 1024
 """Ranks of a worker group. A receiver looks at all of them for each head."""
 
 
+MAX_AGENT_BYTES = 16 * 1024
+"""Of what NIXL says of an agent: 450 bytes on a host with one network device."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVShard:
     """One rank of a worker group, and the KV heads of the model that it has of every block.
@@ -21,6 +25,8 @@ class KVShard:
     data_address:  ZeroMQ endpoint of its transfer thread
     shm_name:      its cache's shared-memory segment, "" if it has none
     shm_nonce:     what the segment's header must hold for it to be the very same one
+    nixl_agent:    metadata of the NIXL agent that its cache is registered at, empty if there is none
+    nixl_address:  of the cache, in the memory of its process
     """
 
     peer: PeerId
@@ -29,6 +35,8 @@ class KVShard:
     shm_nonce: str
     first_head: Count
     num_heads: Count
+    nixl_agent: Annotated[bytes, msgspec.Meta(max_length=MAX_AGENT_BYTES)] = b""
+    nixl_address: Count = 0
 
     @property
     def heads(self) -> range:

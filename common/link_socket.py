@@ -26,9 +26,12 @@ DESCRIPTORS_PER_CONNECTION = 5
 """One a socket, and one for each direction of a TCP link."""
 
 
-def max_connections() -> int:
-    """How many a thread keeps at most, whatever its peers ask for: they take half of this process's descriptors."""
-    return min(MAX_CONNECTIONS, max_descriptors() // (2 * DESCRIPTORS_PER_CONNECTION))
+def max_connections(other_descriptors: int = 0) -> int:
+    """How many a thread keeps at most, whatever its peers ask for: they take half of this process's descriptors.
+
+    other_descriptors: that each takes beside its sockets
+    """
+    return min(MAX_CONNECTIONS, max_descriptors() // (2 * (DESCRIPTORS_PER_CONNECTION + other_descriptors)))
 
 
 class ConnectionChange(Enum):

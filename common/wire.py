@@ -207,7 +207,7 @@ class KVFetch:
     """decode -> prefill, data channel: send these heads of these blocks of a handoff.
 
     first_head, num_heads: of the model's KV heads, which the addressed rank must have.
-    with_data: False when the receiver reads the bytes from shared memory and only needs the permission.
+    with_data: False when the receiver reads the bytes out of the cache by itself and only needs the permission.
     """
 
     request_id: RequestId

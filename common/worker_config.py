@@ -103,7 +103,11 @@ class TransferOptions:
         str, Flag(help="KV transfer; `*` for any free port", pattern=INBOX, wanted=INBOX_WANTED, wiring=True)
     ] = "tcp://127.0.0.1:*"
     kv_transport: Annotated[
-        Literal["auto", "tcp", "shm"], Flag(help="how KV blocks travel; auto: shared memory where both ends see it")
+        Literal["auto", "tcp", "shm", "nixl"],
+        Flag(
+            help="how KV blocks travel; auto: shared memory where both ends see it, else tcp; nixl: over RDMA, at both "
+            "ends, with the extra `nixl`"
+        ),
     ] = "auto"
     kv_lease: Annotated[
         float, Flag(help="a handoff nobody asks for or renews is dropped after", unit="s", at_least=0.1)

@@ -18,6 +18,7 @@ from common.wire import Role
 from decode.scheduler import DecodeScheduler
 from decode.service import DecodeService
 from kvtransfer.group import GroupReceiver, RankSide, encode_for_rank
+from kvtransfer.nixl import check_nixl
 from kvtransfer.puller import KVPuller
 from kvtransfer.transport import KVReceiver, PullFinished, ReceiverEffect
 
@@ -26,6 +27,8 @@ def run(command: DecodeCommand, channel: SupervisorChannel | None) -> int:
     """Serve until stopped; return the exit code. Raises: ConfigError, ModelError, GroupFailed."""
     set_up_logging(command.worker.name or "decode", command.log.log_level, command.log.log_format)
     unwind_on_sigterm()
+    if command.transfer.kv_transport == "nixl":
+        check_nixl()
     if command.rank.rank_fd >= 0:
         return run_rank(Role.DECODE, command, lambda _: None, lambda *args: _rank_receiver(command, *args))
     with load_engine(Role.DECODE, command, channel, lambda _: None) as engine:

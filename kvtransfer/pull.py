@@ -8,6 +8,7 @@ from common.errors import TransferError
 from common.ids import BlockId, SequenceKey
 from common.kv_layout import head_checksums
 from common.wire import Buffer, KVBlocks
+from kvtransfer.read import Read
 from kvtransfer.reshard import ShardPull
 from kvtransfer.route import Route
 from kvtransfer.shard_memory import ShardMemory
@@ -31,6 +32,15 @@ class Fetch:
     @property
     def is_answered(self) -> bool:
         return self.next == len(self.block_ids)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """Granted blocks that are being read."""
+
+    pull: "Pull"
+    block_ids: tuple[BlockId, ...]
+    read: Read
 
 
 class Pull:
@@ -79,8 +89,8 @@ class Pull:
         block_ids = tuple(self._to_ask.popleft() for _ in range(min(max_blocks, len(self._to_ask))))
         return Fetch(number, self, block_ids)
 
-    def take(self, fetch: Fetch, message: KVBlocks, buffers: Sequence[Buffer]) -> int:
-        """Copy and verify a run that came for one of our fetches, and return how many blocks it completed.
+    def begin(self, fetch: Fetch, message: KVBlocks, buffers: Sequence[Buffer]) -> Run | None:
+        """Begin to read a run that came for one of our fetches, if it is the next one.
 
         Raises: TransferError when the pull has failed by it.
         """
@@ -89,23 +99,28 @@ class Pull:
         end = message.first + len(message.block_ids)
         if not message.block_ids or fetch.block_ids[message.first : end] != message.block_ids:
             self._counters.refuse("unasked")
-            return 0
+            return None
         if message.first < fetch.next:
             self._counters.refuse("duplicated")
-            return 0
+            return None
         early = message.first > fetch.next
         skipped, fetch.next = fetch.block_ids[fetch.next : end], end
         if early:
             self._retry("reordered", skipped)
-            return 0
+            return None
         try:
-            blocks = self.route.blocks(message, buffers, self.heads)
+            return Run(self, message.block_ids, self.route.read(message, buffers, self.heads))
         except TransferError:
             self._retry("truncated", message.block_ids)
-            return 0
+            return None
+
+    def take(self, block_ids: Sequence[BlockId], blocks: Sequence[Buffer]) -> int:
+        """Copy and verify the blocks of a run, and return how many of them are right.
+
+        Raises: TransferError when the pull has failed by them.
+        """
         return sum(
-            self._take_block(self._copies[block_id], block)
-            for block_id, block in zip(message.block_ids, blocks, strict=True)
+            self._take_block(self._copies[block_id], block) for block_id, block in zip(block_ids, blocks, strict=True)
         )
 
     def _take_block(self, copy: BlockCopy, block: Buffer) -> bool:

@@ -3,7 +3,7 @@
 1. `StartPull`: layouts are compared, our heads are shared out over the source's shards; for each that has some of
    them the route is chosen, and a connection is made or reused.
 2. Blocks are asked for in fetches of bounded size, a bounded number of them under way per shard.
-3. Each run that answers a fetch is copied into its targets, and the targets' checksums are compared.
+3. Each run that answers a fetch is read, copied into its targets, and the targets' checksums are compared.
 4. `PullFinished` comes exactly once: when all heads of all blocks are verified, or with an error: refused, wrong twice,
    the connection broke, no progress for pull_timeout_s, aborted, closed. What fails at one shard ends at all of them.
    After it nothing touches the targets.
@@ -15,7 +15,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import zmq
@@ -26,8 +26,9 @@ from common.kv_layout import KVLayout
 from common.kv_source import KVShard, KVSource
 from common.link_socket import ConnectionChange, max_connections
 from common.socket_thread import SocketThread
-from common.wire import Envelope, KVBlocks, decode
-from kvtransfer.pull import Pull
+from common.wire import Buffer, Envelope, KVBlocks, decode
+from kvtransfer.nixl import DESCRIPTORS_PER_SOURCE
+from kvtransfer.pull import Pull, Run
 from kvtransfer.reshard import plan_pulls
 from kvtransfer.route import Mode, choose_route
 from kvtransfer.shard_memory import ShardMemory
@@ -40,6 +41,8 @@ logger = logging.getLogger(__name__)
 IDLE_S = 60.0
 """A connection that was not used for so long is closed."""
 RECEIVE_BATCH = 16
+READ_POLL_MS = 1
+"""How often reads are looked at that are under way: nothing else says when one is done."""
 
 
 @dataclass(slots=True)
@@ -80,7 +83,7 @@ class KVPuller:
         self._idle_s = idle_s
         self._counters = receiver_counters()
         self._effects: deque[ReceiverEffect] = deque()
-        self._max_channels = max_connections()
+        self._max_channels = max_connections(DESCRIPTORS_PER_SOURCE if mode == "nixl" else 0)
         # The thread's:
         self._channels: dict[KVShard, SourceChannel] = {}
         self._parts: dict[SequenceKey, _Parts] = {}
@@ -131,6 +134,8 @@ class KVPuller:
         for channel in list(self._channels.values()):
             if channel.connection.socket in ready:
                 self._receive(channel)
+            if channel.runs and not self._advance(channel):
+                continue
             if channel.connection.monitor in ready:
                 self._read_monitor(channel)
             else:
@@ -231,9 +236,43 @@ class KVPuller:
         if fetch is None or not is_ours or fetch.pull.key != (message.request_id, message.attempt):
             self._counters.refuse("stale")
             return
-        pull = fetch.pull
         try:
-            num_blocks = pull.take(fetch, message, envelope.buffers)
+            run = fetch.pull.begin(fetch, message, envelope.buffers)
+        except TransferError as error:
+            self._fail(fetch.pull.key, str(error))
+            return
+        if run:
+            channel.runs.append(run)
+        self._take_arrived(channel)
+        if fetch.is_answered:
+            channel.fetches.pop(fetch.number, None)
+            channel.flush(self._numbers)  # at once: the source works on the next one while we copy
+
+    def _advance(self, channel: SourceChannel) -> bool:
+        """Take what was read meanwhile. False when the route has failed, and the connection was closed for it."""
+        try:
+            for run in channel.runs:
+                run.read.advance()
+        except TransferError as error:
+            failure = str(error)
+        else:
+            self._take_arrived(channel)
+            return True
+        self._drop(channel, failure)  # out here, where no exception refers to what the route closes
+        return False
+
+    def _take_arrived(self, channel: SourceChannel) -> None:
+        """In the order in which they were granted: older pulls end first."""
+        while channel.runs and (blocks := channel.runs[0].read.blocks) is not None:
+            run = channel.runs.popleft()
+            if run.pull in channel.pulls:  # and has not ended meanwhile
+                self._copy(channel, run, blocks)
+            run.read.close()
+
+    def _copy(self, channel: SourceChannel, run: Run, blocks: Sequence[Buffer]) -> None:
+        pull = run.pull
+        try:
+            num_blocks = pull.take(run.block_ids, blocks)
         except TransferError as error:
             self._fail(pull.key, str(error))
             return
@@ -241,9 +280,6 @@ class KVPuller:
             pull.progress_s = time.monotonic()
             self._counters.add("kv_received_blocks", num_blocks)
             self._counters.add(f"kv_received_bytes_{pull.route.name}", num_blocks * pull.piece_bytes)
-        if fetch.is_answered:
-            del channel.fetches[fetch.number]
-            channel.flush(self._numbers)  # at once: the source works on the next one while we copy
         if pull.is_complete:
             self._complete(channel, pull)
 
@@ -277,7 +313,7 @@ class KVPuller:
         for pull in list(channel.pulls):
             self._fail(pull.key, reason)
         self._counters.add("kv_releases_unsent", channel.num_unsent_releases)
-        channel.connection.close()
+        channel.close()
 
     def _expire(self, now: float) -> None:
         for channel in list(self._channels.values()):
@@ -290,7 +326,9 @@ class KVPuller:
                 self._drop(channel, "not used")
 
     def _next_timeout_ms(self) -> int | None:
-        """Until the first pull or connection may have to be given up; None when there is none."""
+        """Until a read may be done, or a pull or connection may have to be given up; None when there is none."""
+        if any(channel.runs for channel in self._channels.values()):
+            return READ_POLL_MS
         due_s = [
             min((pull.progress_s for pull in channel.pulls), default=math.inf) + self._pull_timeout_s
             for channel in self._channels.values()

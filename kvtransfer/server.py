@@ -10,7 +10,9 @@ Each rank of a worker group has a server of its own, for the heads that it has.
 """
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import zmq
@@ -30,6 +32,7 @@ from common.wire import (
     decode,
     encode,
 )
+from kvtransfer.nixl import RegisteredMemory
 from kvtransfer.shard_memory import ShardMemory
 from kvtransfer.shm import SharedSegment
 from kvtransfer.transfer_counters import sender_counters
@@ -45,6 +48,8 @@ LOOPBACK = "tcp://127."
 LOOPBACK_SEND_BYTES = 2**19
 """Of the system's send buffer where all receivers are on this host: there is no latency to cover, and what waits in a
 larger one leaves the cores' caches: 2.1 GB/s instead of 2.7 (190 MB, two cores of a Xeon 6, 2026-12)."""
+READ_S = 10.0
+"""How long after the last grant somebody may still be reading through NIXL."""
 
 
 class KVServer:
@@ -53,6 +58,7 @@ class KVServer:
     memory:      the whole cache, num_blocks * block_bytes; only read
     layout:      of this cache, which has the model's heads from first_head on
     segment:     the shared memory that `memory` lies in, if it does
+    registered:  `memory` as NIXL agents read it, if they can; the thread uses it from now on
     """
 
     def __init__(
@@ -65,11 +71,14 @@ class KVServer:
         bind_to: str,
         advertise_host: str | None = None,
         segment: SharedSegment | None = None,
+        registered: RegisteredMemory | None = None,
     ) -> None:
         """Raises: ConfigError when the data channel cannot be bound."""
         self._peer = peer
         self._memory = ShardMemory(memory, range(first_head, first_head + layout.num_kv_heads), layout.head_bytes)
         self._deliver = deliver
+        self._registered = registered
+        self._granted_s = -math.inf  # the thread's: when it was last granted to read
         self._counters = sender_counters()
         self._lock = threading.Lock()
         self._published: dict[SequenceKey, set[BlockId]] = {}  # guarded by _lock
@@ -92,6 +101,8 @@ class KVServer:
             shm_nonce=segment.nonce if segment else "",
             first_head=first_head,
             num_heads=layout.num_kv_heads,
+            nixl_agent=registered.agent if registered else b"",
+            nixl_address=registered.address if registered else 0,
         )
         self._thread.start()
 
@@ -128,8 +139,17 @@ class KVServer:
         poller.register(self._thread.wakeup.fileno, zmq.POLLIN)
         poller.register(self._socket, zmq.POLLIN)
         while not self._thread.is_closing:
-            if self._socket in dict(poller.poll()):
+            if self._socket in dict(poller.poll(self._next_timeout_ms())):
                 self._receive()
+            if self._registered:
+                self._registered.progress()
+
+    def _next_timeout_ms(self) -> int | None:
+        """Until NIXL is to do its part of a read: every millisecond at first, then less and less often."""
+        since_s = time.monotonic() - self._granted_s
+        if not self._registered or since_s >= READ_S:
+            return None
+        return max(1, int(since_s * 1000 / 10))
 
     def _receive(self) -> None:
         identity, *frames = self._socket.recv_multipart()
@@ -158,6 +178,7 @@ class KVServer:
             self._counters.add("kv_fetches_refused")
             answer(_blocks(fetch, 0, (), refusal))
         elif not fetch.with_data:
+            self._granted_s = time.monotonic()
             answer(_blocks(fetch, 0, fetch.block_ids))
         else:
             piece_bytes = fetch.num_heads * self._memory.head_bytes

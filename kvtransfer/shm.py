@@ -16,6 +16,7 @@ from pathlib import Path
 from common.errors import ConfigError, TransferError
 from common.kv_source import KVShard, KVSource
 from common.wire import Buffer, KVBlocks
+from kvtransfer.read import Arrived
 from kvtransfer.shard_memory import ShardMemory
 
 logger = logging.getLogger(__name__)
@@ -106,6 +107,9 @@ class ShmRoute:
 
     name = "shm"
     with_data = False
+    fetch_bytes = 16 * 2**20
+    """Nothing is under way, and an answer costs as much time as 1 MB of copying (4 MiB each: 4.6 GB/s, 16 MiB: 5.3). A
+    longer run would keep the thread from whatever else comes meanwhile."""
 
     def __init__(self, source: KVSource, shard: KVShard) -> None:
         """Raises: TransferError when the segment is not to be found here, or is another one."""
@@ -129,8 +133,11 @@ class ShmRoute:
             raise TransferError(f"shared memory named {shard.shm_name} here is not the one of {shard.peer}")
         self._memory = ShardMemory(memoryview(mapped)[HEADER_BYTES:], shard.heads, head_bytes)
 
-    def blocks(self, message: KVBlocks, buffers: Sequence[Buffer], heads: range) -> Sequence[Buffer]:
+    def read(self, message: KVBlocks, buffers: Sequence[Buffer], heads: range) -> Arrived:
         """A view of each block of a granted run, none of it copied."""
         if buffers:
             raise TransferError(f"a grant comes without data, got {len(buffers)} frames")
-        return [self._memory.piece(block_id, heads) for block_id in message.block_ids]
+        return Arrived([self._memory.piece(block_id, heads) for block_id in message.block_ids])
+
+    def close(self) -> None:
+        """The memory is unmapped when nobody has a view of it."""

@@ -11,22 +11,20 @@ from common.ids import PeerId, SequenceKey
 from common.kv_source import KVShard
 from common.link_socket import Connection
 from common.wire import Envelope, KVFetch, KVRelease, Message, encode
-from kvtransfer.pull import Fetch, Pull
+from kvtransfer.pull import Fetch, Pull, Run
 from kvtransfer.route import Route
 
-FETCH_BYTES = 4 * 2**20
 MAX_FETCHES = 4
-"""Window per shard: 16 MiB under way, enough for 10 Gbit/s at 10 ms, little enough to forget about."""
-GRANT_BYTES = 16 * 2**20
-"""Of a fetch without data: nothing is under way, and an answer costs as much time as 1 MB of copying (4 MiB each: 4.6
-GB/s, 16 MiB: 5.3). A longer run would keep the thread from whatever else comes meanwhile."""
+"""Window per shard, asked for or being read: 16 MiB over tcp, enough for 10 Gbit/s at 10 ms, little enough to forget
+about."""
 MAX_QUEUED = 1000
 
 
 class SourceChannel:
     """Pulls from one shard share its window, the oldest first. Belongs to the transfer thread.
 
-    Mutable: pulls (oldest first), fetches under way by number, releases that wait for the connection, used_s.
+    Mutable: pulls (oldest first), fetches under way by number, runs that are being read (oldest first; those of ended
+    pulls until they are here), releases that wait for the connection, used_s.
     """
 
     def __init__(self, context: "zmq.Context[Any]", me: PeerId, shard: KVShard, route: Route) -> None:
@@ -36,10 +34,10 @@ class SourceChannel:
         self.connection = Connection(context, zmq.DEALER, shard.data_address, MAX_QUEUED)
         self.pulls: list[Pull] = []
         self.fetches: dict[int, Fetch] = {}
+        self.runs: deque[Run] = deque()
         self.used_s = time.monotonic()
         self._me = me
         self._releases: deque[SequenceKey] = deque()
-        self._fetch_bytes = FETCH_BYTES if route.with_data else GRANT_BYTES
 
     @property
     def is_idle(self) -> bool:
@@ -60,7 +58,8 @@ class SourceChannel:
 
     def is_waiting(self, pull: Pull) -> bool:
         """Whether a pull makes no progress because older ones have the whole window."""
-        return self.connection.is_up and all(fetch.pull is not pull for fetch in self.fetches.values())
+        under_way = (*self.fetches.values(), *self.runs)
+        return self.connection.is_up and all(each.pull is not pull for each in under_way)
 
     def flush(self, numbers: Iterator[int]) -> None:
         """Send what the connection and the window allow."""
@@ -69,11 +68,15 @@ class SourceChannel:
         while self._releases and self._send(0, _release(self._releases[0])):
             self._releases.popleft()
         for pull in self.pulls:
-            while pull.wants_more and len(self.fetches) < MAX_FETCHES:
-                fetch = pull.next_fetch(next(numbers), max(1, self._fetch_bytes // pull.piece_bytes))
+            while pull.wants_more and len(self.fetches) + len(self.runs) < MAX_FETCHES:
+                fetch = pull.next_fetch(next(numbers), max(1, self.route.fetch_bytes // pull.piece_bytes))
                 self.fetches[fetch.number] = fetch
                 if not self._send(fetch.number, self._fetch_message(fetch)):
                     return  # the connection has just broken; its monitor will say so
+
+    def close(self) -> None:
+        self.route.close()
+        self.connection.close()
 
     def _fetch_message(self, fetch: Fetch) -> KVFetch:
         request_id, attempt = fetch.pull.key

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from common.errors import TransferError
 from common.wire import Buffer, KVBlocks
+from kvtransfer.read import Arrived
 
 
 class TcpRoute:
@@ -11,9 +12,13 @@ class TcpRoute:
 
     name = "tcp"
     with_data = True
+    fetch_bytes = 4 * 2**20
 
-    def blocks(self, message: KVBlocks, buffers: Sequence[Buffer], heads: range) -> Sequence[Buffer]:
+    def read(self, message: KVBlocks, buffers: Sequence[Buffer], heads: range) -> Arrived:
         """Raises: TransferError when there is not one frame a block."""
         if len(buffers) != len(message.block_ids):
             raise TransferError(f"{len(message.block_ids)} blocks come in as many frames, got {len(buffers)}")
-        return buffers
+        return Arrived(buffers)
+
+    def close(self) -> None:
+        """There is nothing to give back."""

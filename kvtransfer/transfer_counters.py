@@ -48,6 +48,7 @@ def receiver_counters() -> TransferCounters:
         "kv_received_blocks",
         "kv_received_bytes_tcp",
         "kv_received_bytes_shm",
+        "kv_received_bytes_nixl",
         "kv_retried_blocks",
         "kv_shm_unavailable",
         "kv_releases_unsent",

@@ -21,6 +21,7 @@ from common.service import LinkEvent
 from common.supervisor.channel import SupervisorChannel
 from common.wire import Role
 from kvtransfer.group import GroupSender, RankSide, decode_shard
+from kvtransfer.nixl import RegisteredMemory, check_nixl
 from kvtransfer.server import KVServer
 from kvtransfer.shm import SharedSegment, remove_dead_segments
 from kvtransfer.transport import KVReleased, SenderEffect
@@ -33,26 +34,32 @@ logger = logging.getLogger(__name__)
 class CacheMemory:
     """Memory for one cache: a segment that decode workers of this host can read, where that is possible.
 
-    segments: what removes it in the end
+    undo: what removes it in the end
     """
 
-    def __init__(self, transport: str, segments: ExitStack) -> None:
+    def __init__(self, transport: str, undo: ExitStack) -> None:
         self.segment: SharedSegment | None = None
         self._transport = transport
-        self._segments = segments
+        self._undo = undo
 
     def allocate(self, num_bytes: int) -> memoryview | None:
         """None: the cache need not be shared, or cannot be. Raises: ConfigError if it must be, and cannot."""
-        if self._transport == "tcp":
+        if self._transport not in ("auto", "shm"):
             return None
         try:
-            self.segment = self._segments.enter_context(closing(SharedSegment(num_bytes)))
+            self.segment = self._undo.enter_context(closing(SharedSegment(num_bytes)))
         except ConfigError as error:
             if self._transport == "shm":
                 raise
             logger.warning("KV is not shared but sent: %s", error)
             return None
         return self.segment.memory
+
+    def register(self, memory: memoryview) -> RegisteredMemory | None:
+        """For NIXL, if blocks go that way. Raises: ConfigError."""
+        if self._transport != "nixl":
+            return None
+        return self._undo.enter_context(closing(RegisteredMemory(memory)))
 
 
 def run(command: PrefillCommand, channel: SupervisorChannel | None) -> int:
@@ -61,8 +68,10 @@ def run(command: PrefillCommand, channel: SupervisorChannel | None) -> int:
     for name in remove_dead_segments():  # their memory counts as used
         logger.info("removed %s, whose worker is gone", name)
     unwind_on_sigterm()
-    with ExitStack() as segments:
-        memory = CacheMemory(command.transfer.kv_transport, segments)
+    if command.transfer.kv_transport == "nixl":
+        check_nixl()
+    with ExitStack() as undo:
+        memory = CacheMemory(command.transfer.kv_transport, undo)
         if command.rank.rank_fd >= 0:
             return run_rank(Role.PREFILL, command, memory.allocate, lambda part, _: _rank_sender(command, part, memory))
         with load_engine(Role.PREFILL, command, channel, memory.allocate) as engine:
@@ -130,9 +139,9 @@ def _server(
     command: PrefillCommand, part: RankPart, memory: CacheMemory, deliver: Callable[[KVReleased], None]
 ) -> KVServer:
     layout = part.plan.layout_at(part.shard.rank)
-    data_bind = command.transfer.data_bind
+    cache, data_bind = part.own.cache.memory, command.transfer.data_bind
     host = advertised_host(data_bind, command.worker.advertise_host, command.worker.gateway)
     return KVServer(
-        *(part.peer, part.own.cache.memory, layout, part.shard.kv_heads.start, deliver),
-        *(data_bind, host, memory.segment),
+        *(part.peer, cache, layout, part.shard.kv_heads.start, deliver),
+        *(data_bind, host, memory.segment, memory.register(cache)),
     )

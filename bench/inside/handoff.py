@@ -63,13 +63,16 @@ class HandoffReport:
 def measure_handoffs(
     layout: KVLayout, transports: Sequence[str], lens: Sequence[int], repeats: int, tick: Callable[[], None]
 ) -> HandoffReport:
-    """tick: called after each handoff.  Raises: TransferError, ConfigError when there is not so much shared memory."""
+    """tick: called after each handoff.
+
+    Raises: TransferError; ConfigError when there is not so much shared memory, or no NIXL.
+    """
     num_blocks = [-(-num_tokens // layout.block_size) for num_tokens in lens]
     cache_blocks = max(2, *num_blocks)
     memory = _touched_memory(cache_blocks * layout.block_bytes)
     handoffs: list[Handoffs] = []
     connect_s: dict[str, float] = {}
-    with HandoffSource(layout, cache_blocks) as source:
+    with HandoffSource(layout, cache_blocks, transports) as source:
         for transport in transports:
             receiver = _Receiver(source, memory, layout, transport)
             try:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Self
@@ -12,9 +13,10 @@ from common.errors import ConfigError, TransferError
 from common.ids import BlockId, PeerId, SequenceKey
 from common.kv_layout import HeadChecksums, KVLayout, head_checksums
 from common.kv_source import KVSource
+from kvtransfer.nixl import RegisteredMemory
 from kvtransfer.server import KVServer
 from kvtransfer.shm import SharedSegment
-from kvtransfer.transport import Publish
+from kvtransfer.transport import KVReleased, Publish, SenderEffect
 
 
 class HandoffSource:
@@ -24,14 +26,15 @@ class HandoffSource:
     checksums:  of every block
     """
 
-    def __init__(self, layout: KVLayout, num_blocks: int) -> None:
+    def __init__(self, layout: KVLayout, num_blocks: int, transports: Sequence[str]) -> None:
         """Blocks until the process is ready.
 
-        Raises: ConfigError when there is no shared memory, or not enough; TransferError when the process ended.
+        Raises: ConfigError when there is no shared memory, or not enough, or no NIXL; TransferError when the process
+        ended.
         """
         context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, layout, num_blocks), daemon=True)
+        self._process = context.Process(target=serve, args=(theirs, layout, num_blocks, transports), daemon=True)
         self._process.start()
         theirs.close()
         answer = self._receive()
@@ -66,27 +69,36 @@ class HandoffSource:
             raise TransferError(f"the process that hands KV over ended with {self._process.exitcode}") from None
 
 
-def serve(pipe: "Connection[object, Publish]", layout: KVLayout, num_blocks: int) -> None:
-    """What the process does: publish what the pipe says, until its other end is closed."""
-    try:
-        segment = SharedSegment(num_blocks * layout.block_bytes)
-    except ConfigError as error:
-        pipe.send(str(error))
-        return
-    try:
+def serve(
+    pipe: "Connection[object, SenderEffect]", layout: KVLayout, num_blocks: int, transports: Sequence[str]
+) -> None:
+    """What the process does: carry out what the pipe says, until its other end is closed."""
+    with ExitStack() as undo:
+        try:
+            segment = undo.enter_context(closing(SharedSegment(num_blocks * layout.block_bytes)))
+            registered = undo.enter_context(closing(RegisteredMemory(segment.memory))) if "nixl" in transports else None
+        except ConfigError as error:
+            pipe.send(str(error))
+            return
         np.frombuffer(segment.memory, dtype=np.uint8)[:] = _random_bytes(len(segment.memory))
         peer = PeerId("prefill#1")
-        server = KVServer(peer, segment.memory, layout, 0, lambda _: None, "tcp://127.0.0.1:*", segment=segment)
+        server = KVServer(
+            *(peer, segment.memory, layout, 0, _ignore_release, "tcp://127.0.0.1:*"),
+            segment=segment,
+            registered=registered,
+        )
         source = KVSource(peer=peer, layout=layout, num_blocks=num_blocks, shards=(server.shard,))
         pipe.send((source, block_checksums(segment.memory, layout)))
         try:
             while True:
                 server.apply(pipe.recv())
-                pipe.send("published")
+                pipe.send("done")
         except EOFError:
             server.close()
-    finally:
-        segment.close()
+
+
+def _ignore_release(event: KVReleased) -> None:
+    """The next handoff is published by itself."""
 
 
 def block_checksums(memory: memoryview, layout: KVLayout) -> list[HeadChecksums]:

@@ -12,6 +12,7 @@ from tests.e2e.test_greedy import chat_prompts
 from tests.e2e.tiny import BLOCK_BYTES, save_tiny
 from tests.model import smollm2
 from tests.model.reference import chosen_greedily
+from tests.service.kv_rig import NEEDS_NIXL
 
 NUM_BLOCKS = 20
 """Of the smallest pool: enough for each request alone, and for no three of them."""
@@ -118,8 +119,11 @@ def test_a_model_of_one_key_value_head_gives_the_same_tokens(
     check_tiny(tiny, sizes, log_dir=tmp_path)
 
 
-def test_keys_and_values_that_are_sent_over_tcp_give_the_same_tokens(tiny: Expected, tmp_path: Path) -> None:
-    check_tiny(tiny, (3, 1), "--kv-transport=tcp", log_dir=tmp_path)
+@pytest.mark.parametrize("transport", ["tcp", pytest.param("nixl", marks=NEEDS_NIXL)])
+def test_keys_and_values_that_go_another_way_give_the_same_tokens(
+    transport: str, tiny: Expected, tmp_path: Path
+) -> None:
+    check_tiny(tiny, (3, 1), f"--kv-transport={transport}", log_dir=tmp_path)
 
 
 def test_sums_by_gloo_give_the_same_tokens(tiny: Expected, tmp_path: Path) -> None:

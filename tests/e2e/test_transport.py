@@ -1,4 +1,4 @@
-"""KV blocks travel whole by either route, and each pool does only its own part."""
+"""KV blocks travel whole by each route, and each pool does only its own part."""
 
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from tests.e2e.clients import ask, completion, token_ids
 from tests.e2e.stack import Stack
 from tests.e2e.tiny import BLOCK_BYTES, save_tiny
 from tests.model.reference import chosen_greedily
+from tests.service.kv_rig import MODES
 
 PROMPT = [(index * 37) % 256 for index in range(100)]
 NUM_BLOCKS = 7
@@ -21,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedMod
     return folder, save_tiny(folder)
 
 
-@pytest.mark.parametrize("transport", ["tcp", "shm"])
+@pytest.mark.parametrize("transport", MODES)
 def test_kv_blocks_go_whole_by_the_chosen_route_and_each_pool_computes_its_own_tokens(
     transport: str, model: tuple[Path, PreTrainedModel], tmp_path: Path
 ) -> None:
@@ -38,9 +39,8 @@ def test_kv_blocks_go_whole_by_the_chosen_route_and_each_pool_computes_its_own_t
         prefill, decode = stack.counters("prefill-0"), stack.counters("decode-0")
     finally:
         assert stack.stop() == 0
-    other = {"tcp": "shm", "shm": "tcp"}[transport]
-    assert decode[f"kv_received_bytes_{transport}"] == NUM_BLOCKS * BLOCK_BYTES
-    assert decode[f"kv_received_bytes_{other}"] == 0
+    received = {name: decode[f"kv_received_bytes_{name}"] for name in ("tcp", "shm", "nixl")}
+    assert received == {"tcp": 0, "shm": 0, "nixl": 0, transport: NUM_BLOCKS * BLOCK_BYTES}
     assert prefill["prompt_tokens_computed"] == len(PROMPT)
     assert prefill["later_tokens_sampled"] == prefill["output_tokens_computed"] == 0
     assert decode["prompt_tokens_computed"] == decode["first_tokens_sampled"] == 0

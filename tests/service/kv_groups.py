@@ -7,6 +7,7 @@ from dataclasses import replace
 from common.ids import BlockId, PeerId, SequenceKey
 from common.kv_layout import KVLayout, head_checksums
 from common.kv_source import KVDescriptor, KVSource
+from kvtransfer.nixl import RegisteredMemory
 from kvtransfer.puller import KVPuller
 from kvtransfer.route import Mode
 from kvtransfer.server import KVServer
@@ -46,17 +47,20 @@ class Sender:
                 if head not in taken:
                     one = range(head, head + 1)
                     self.memory.piece(block_id, one)[:] = whole.piece(block_id, one)
+        self.registered = RegisteredMemory(memory) if mode == "nixl" else None
         self.events = Events()
         self.server = KVServer(
             *(PeerId(f"prefill#1/{rank}"), memory, layout_of(len(heads)), heads.start),
             *(self.events.deliver, "ipc://*"),
             segment=self.segment,
+            registered=self.registered,
         )
 
     def close(self) -> None:
         self.server.close()
-        if self.segment:
-            self.segment.close()
+        for memory in (self.segment, self.registered):
+            if memory:
+                memory.close()
 
 
 class Receiver:

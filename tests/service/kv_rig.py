@@ -4,8 +4,10 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
+import pytest
 import zmq
 
 from common.ids import BlockId, PeerId, RequestId, SequenceKey
@@ -13,10 +15,13 @@ from common.kv_layout import HeadChecksums, KVLayout, head_checksums
 from common.kv_source import KVDescriptor, KVSource
 from common.link_socket import Wakeup
 from common.wire import Buffer, Envelope, KVBlocks, decode, encode
+from kvtransfer.nixl import NixlRoute, RegisteredMemory
+from kvtransfer.nixl_agent import PACKAGE
 from kvtransfer.puller import KVPuller
 from kvtransfer.route import Mode
 from kvtransfer.server import KVServer
-from kvtransfer.shm import SharedSegment
+from kvtransfer.shm import SharedSegment, ShmRoute
+from kvtransfer.tcp import TcpRoute
 from kvtransfer.transport import (
     BlockCopy,
     KVReleased,
@@ -28,6 +33,9 @@ from kvtransfer.transport import (
 )
 
 DEADLINE_S = 10.0
+NEEDS_NIXL = pytest.mark.skipif(find_spec(PACKAGE) is None, reason="needs the extra `nixl`")
+MODES = ["tcp", "shm", pytest.param("nixl", marks=NEEDS_NIXL)]
+"""Those in which a block can travel by one way only."""
 LAYOUT = KVLayout(
     name="test", dtype="float32", num_layers=1, num_kv_heads=2, head_dim=4, block_size=16, model_hash="test-model"
 )
@@ -36,6 +44,12 @@ NUM_BLOCKS = 64
 UNTOUCHED = 0xEE
 
 Rewrite = Callable[[list[Envelope]], list[Envelope]]
+
+
+def set_fetch_bytes(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
+    """Of every route: with small ones a pull takes many."""
+    for route in (TcpRoute, ShmRoute, NixlRoute):
+        monkeypatch.setattr(route, "fetch_bytes", num_bytes)
 
 
 def key(number: int, attempt: int = 0) -> SequenceKey:
@@ -68,19 +82,23 @@ class Events:
 class Rig:
     """One `KVServer` and one `KVPuller` in this process, each with a cache of NUM_BLOCKS.
 
-    mode "shm" puts the sender's cache into shared memory. source: as receivers are told; goes through the proxy
-    once there is one.
+    mode: "shm" puts the sender's cache into shared memory, "nixl" registers it. source: as receivers are told; goes
+    through the proxy once there is one.
     """
 
     def __init__(self, mode: Mode, pull_timeout_s: float = DEADLINE_S, idle_s: float = 60.0) -> None:
+        self.mode: Mode = mode
         self.events = Events()
         num_bytes = NUM_BLOCKS * BLOCK_BYTES
         self.segment = SharedSegment(num_bytes) if mode == "shm" else None
         self.sent = self.segment.memory if self.segment else memoryview(bytearray(num_bytes))
         self.sent[:] = random.Random(0).randbytes(num_bytes)
+        self.registered = RegisteredMemory(self.sent) if mode == "nixl" else None
         self.received = memoryview(bytearray([UNTOUCHED]) * num_bytes)
         self.server = KVServer(
-            PeerId("prefill#1"), self.sent, LAYOUT, 0, self.events.deliver, "ipc://*", segment=self.segment
+            *(PeerId("prefill#1"), self.sent, LAYOUT, 0, self.events.deliver, "ipc://*"),
+            segment=self.segment,
+            registered=self.registered,
         )
         self.puller = KVPuller(
             *(PeerId("decode#1"), self.received, LAYOUT, range(LAYOUT.num_kv_heads), self.events.deliver),
@@ -92,6 +110,11 @@ class Rig:
         self._direct = self.source
         self.proxy: Proxy | None = None
         self._checksums = [self.checksums(BlockId(block_id)) for block_id in range(NUM_BLOCKS)]
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the receiver reads the sender's cache, and the sender only says that it may."""
+        return self.mode != "tcp"
 
     def checksums(self, block_id: BlockId) -> HeadChecksums:
         return head_checksums(block(self.sent, block_id), LAYOUT.head_bytes)
@@ -153,8 +176,9 @@ class Rig:
         if self.proxy:
             self.proxy.close()
         self.server.close()
-        if self.segment:
-            self.segment.close()
+        for memory in (self.segment, self.registered):
+            if memory:
+                memory.close()
 
 
 def with_shard(source: KVSource, **fields: Any) -> KVSource:

@@ -132,7 +132,7 @@ def test_handoffs_are_timed_over_both_transports(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["handoff", "--transports=pigeon"], "--transports: got 'pigeon', wanted shm, tcp or both"),
+        (["handoff", "--transports=pigeon"], "--transports: got 'pigeon', wanted some of shm, tcp and nixl"),
         (["phases", "--phase-context=8190"], "wanted contexts and prompts of at most the 8192 tokens"),
         (["perplexity", "--text-file=/nowhere.txt"], "--text-file: cannot read /nowhere.txt"),
         (["perplexity", "--window=64", "--stride=64"], "wanted --stride below --window"),

@@ -1,4 +1,4 @@
-"""KV transfer between a real server and a real puller, the same stories over both transports."""
+"""KV transfer between a real server and a real puller, the same stories over every transport."""
 
 import os
 import random
@@ -14,16 +14,24 @@ from common.wire import Envelope, KVFetch, KVRelease, encode
 from kvtransfer.puller import KVPuller
 from kvtransfer.route import Mode
 from kvtransfer.transport import AbortPull, KVReleased, SendRelease, Withdraw
-from tests.service.kv_rig import BLOCK_BYTES, DEADLINE_S, LAYOUT, NUM_BLOCKS, Events, Rig, key, with_shard
-
-MODES: list[Mode] = ["tcp", "shm"]
+from tests.service.kv_rig import (
+    BLOCK_BYTES,
+    DEADLINE_S,
+    LAYOUT,
+    MODES,
+    NUM_BLOCKS,
+    Events,
+    Rig,
+    key,
+    set_fetch_bytes,
+    with_shard,
+)
 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many fetches and runs a pull, as with real block sizes."""
-    for name in ("FETCH_BYTES", "GRANT_BYTES"):
-        monkeypatch.setattr(f"kvtransfer.source_channel.{name}", 4 * BLOCK_BYTES)
+    set_fetch_bytes(monkeypatch, 4 * BLOCK_BYTES)
     monkeypatch.setattr("kvtransfer.server.RUN_BYTES", 2 * BLOCK_BYTES)
 
 
@@ -41,9 +49,8 @@ def test_a_pull_brings_every_block_and_writes_nothing_else(rig: Rig) -> None:
     rig.check_arrived(start)
     assert rig.counter("kv_received_blocks") == 40
     rig.server.close()  # its counters are final now
-    transport = "shm" if rig.segment else "tcp"
-    assert rig.counter(f"kv_received_bytes_{transport}") == 40 * BLOCK_BYTES
-    assert rig.server.counters()["kv_sent_bytes"] == (0 if rig.segment else 40 * BLOCK_BYTES)
+    assert rig.counter(f"kv_received_bytes_{rig.mode}") == 40 * BLOCK_BYTES
+    assert rig.server.counters()["kv_sent_bytes"] == (0 if rig.is_read else 40 * BLOCK_BYTES)
 
 
 def test_pulls_of_one_source_are_served_in_turn(rig: Rig) -> None:
@@ -146,7 +153,7 @@ def test_an_address_that_is_none_ends_the_pull(rig: Rig) -> None:
 
 
 def test_sources_beyond_the_limit_are_refused_and_the_others_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtransfer.puller.max_connections", lambda: 1)
+    monkeypatch.setattr("kvtransfer.puller.max_connections", lambda *_: 1)
     rig = Rig("tcp")
     try:
         rig.pull(key(1), [1])
@@ -205,8 +212,9 @@ def test_closing_ends_the_pulls_under_way(rig: Rig) -> None:
     assert not rig.puller.is_alive
 
 
-def test_random_pulls_and_aborts_each_finish_once_and_leak_nothing() -> None:
-    def run(mode: Mode, num_pulls: int, seed: int) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_random_pulls_and_aborts_each_finish_once_and_leak_nothing(mode: Mode) -> None:
+    def run(num_pulls: int, seed: int) -> None:
         rng = random.Random(seed)
         rig = Rig(mode)
         try:
@@ -234,11 +242,9 @@ def test_random_pulls_and_aborts_each_finish_once_and_leak_nothing() -> None:
         finally:
             rig.close()
 
-    for mode in MODES:
-        run(mode, 5 if mode == "shm" else 20, seed=1)  # starts pyzmq's own thread
+    run(20, seed=1)  # starts pyzmq's own thread
     before = threading.active_count(), len(os.listdir("/proc/self/fd"))
-    for mode in MODES:
-        run(mode, 200, seed=2)
+    run(200, seed=2)
     assert threading.active_count() == before[0]
     assert len(os.listdir("/proc/self/fd")) <= before[1]
 

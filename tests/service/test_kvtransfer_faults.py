@@ -11,7 +11,18 @@ from common.ids import PeerId, RequestId
 from common.wire import Envelope, KVRelease
 from kvtransfer.route import Mode
 from kvtransfer.transport import AbortPull
-from tests.service.kv_rig import BLOCK_BYTES, DEADLINE_S, Rig, blocks_of, change, key, with_buffers, with_shard
+from tests.service.kv_rig import (
+    BLOCK_BYTES,
+    DEADLINE_S,
+    MODES,
+    Rig,
+    blocks_of,
+    change,
+    key,
+    set_fetch_bytes,
+    with_buffers,
+    with_shard,
+)
 
 BLOCKS = range(10, 34)
 VICTIM = 21
@@ -19,18 +30,17 @@ VICTIM = 21
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FETCH_BYTES", "GRANT_BYTES"):
-        monkeypatch.setattr(f"kvtransfer.source_channel.{name}", 4 * BLOCK_BYTES)
+    set_fetch_bytes(monkeypatch, 4 * BLOCK_BYTES)
 
 
-@pytest.fixture(params=["tcp", "shm"])
+@pytest.fixture(params=MODES)
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     rig = Rig(request.param)
     yield rig
     rig.close()
 
 
-@pytest.fixture(params=["tcp", "shm"])
+@pytest.fixture(params=MODES)
 def impatient_rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     mode: Mode = request.param
     rig = Rig(mode, pull_timeout_s=0.4)
@@ -44,7 +54,7 @@ def is_victim(envelope: Envelope) -> bool:
 
 def flipped(rig: Rig, envelope: Envelope, position: int) -> Envelope:
     """One bit wrong: in the frame, or in the memory that is granted."""
-    if rig.segment:
+    if rig.is_read:
         rig.sent[VICTIM * BLOCK_BYTES + position] ^= 4
         return envelope
     data = bytearray(envelope.buffers[0])
@@ -61,7 +71,7 @@ def test_a_flipped_bit_is_found_and_the_block_pulled_again(rig: Rig, position: i
         for index, envelope in enumerate(answer):
             if is_victim(envelope):
                 num_seen += 1
-                if num_seen == 1 or rig.segment:  # in shared memory the second flip takes the first one back
+                if num_seen == 1 or rig.is_read:  # in the sender's memory the second flip takes the first one back
                     answer[index] = flipped(rig, envelope, position)
         return answer
 
@@ -79,7 +89,7 @@ def test_a_block_that_stays_corrupt_ends_the_pull(rig: Rig) -> None:
     def flip(answer: list[Envelope]) -> list[Envelope]:
         nonlocal is_flipped
         for index, envelope in enumerate(answer):
-            if is_victim(envelope) and not (rig.segment and is_flipped):
+            if is_victim(envelope) and not (rig.is_read and is_flipped):
                 answer[index] = flipped(rig, envelope, 7)
                 is_flipped = True
         return answer
@@ -93,7 +103,7 @@ def test_a_block_that_stays_corrupt_ends_the_pull(rig: Rig) -> None:
 @pytest.mark.parametrize("num_bytes", [0, 1, BLOCK_BYTES - 1, BLOCK_BYTES + 1])
 @pytest.mark.parametrize("is_lasting", [False, True])
 def test_a_frame_of_another_length_is_refused(rig: Rig, num_bytes: int, is_lasting: bool) -> None:
-    """Over shared memory any frame is one too many."""
+    """Where the receiver reads by itself any frame is one too many."""
     num_seen = 0
 
     def truncate(answer: list[Envelope]) -> list[Envelope]:

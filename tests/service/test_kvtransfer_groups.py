@@ -11,7 +11,7 @@ from common.wire import Envelope
 from kvtransfer.route import Mode
 from kvtransfer.transport import AbortPull, KVReleased, SendRelease, Withdraw
 from tests.service.kv_groups import HEAD_BYTES, NUM_BLOCKS, Groups, layout_of
-from tests.service.kv_rig import DEADLINE_S, key
+from tests.service.kv_rig import DEADLINE_S, MODES, key, set_fetch_bytes
 
 MakeGroups = Callable[..., Groups]
 ONE_OF_3 = [range(3)]
@@ -35,12 +35,11 @@ BLOCKS = range(2, 14)
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FETCH_BYTES", "GRANT_BYTES"):
-        monkeypatch.setattr(f"kvtransfer.source_channel.{name}", 4 * HEAD_BYTES)
+    set_fetch_bytes(monkeypatch, 4 * HEAD_BYTES)
     monkeypatch.setattr("kvtransfer.server.RUN_BYTES", 2 * HEAD_BYTES)
 
 
-@pytest.fixture(params=["tcp", "shm"])
+@pytest.fixture(params=MODES)
 def mode(request: pytest.FixtureRequest) -> Mode:
     return request.param
 

@@ -84,7 +84,7 @@ def test_without_the_segment_a_pull_falls_back_or_fails(mode: Mode) -> None:
 
 
 def test_a_receiver_cannot_write_into_the_segment(rig: Rig) -> None:
-    (view,) = ShmRoute(rig.source, rig.source.shards[0]).blocks(grant(3), [], HEADS)
+    (view,) = ShmRoute(rig.source, rig.source.shards[0]).read(grant(3), [], HEADS).blocks
     with pytest.raises(TypeError):
         memoryview(view)[0] = 1
 
@@ -139,6 +139,6 @@ def test_a_receiver_keeps_what_it_mapped_when_the_sender_is_killed() -> None:
         source = with_shard(replace(rig.source, num_blocks=1), shm_name=segment.name, shm_nonce=segment.nonce)
         route = ShmRoute(source, source.shards[0])
         segment.close()
-        assert bytes(route.blocks(grant(0), [], HEADS)[0]) == bytes([7]) * BLOCK_BYTES
+        assert bytes(route.read(grant(0), [], HEADS).blocks[0]) == bytes([7]) * BLOCK_BYTES
     finally:
         rig.close()

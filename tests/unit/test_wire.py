@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from common.errors import WireError
 from common.ids import PeerId, RequestId
 from common.kv_layout import KVLayout
-from common.kv_source import KVShard, KVSource
+from common.kv_source import MAX_AGENT_BYTES, KVShard, KVSource
 from common.sampling import SamplingParams
 from common.wire import (
     MAX_HEADER_BYTES,
@@ -59,6 +59,8 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
         return st.text(max_size=8).map("tcp://{}".format)
     if origin is Annotated:
         base, meta = arguments
+        if base is bytes:
+            return st.binary(max_size=8)
         low, high = meta.ge, meta.le
         return st.floats(low, 1e9) if base is float else st.integers(low, 2**63 - 1 if high is None else high)
     if origin in (Union, UnionType):
@@ -284,6 +286,18 @@ def test_a_worker_s_status_with_an_impossible_value_is_a_wire_error(field: str, 
 )
 def test_shards_that_lack_a_head_or_have_one_too_many_are_a_wire_error(heads: list[tuple[int, int]]) -> None:
     """The model has two heads. A receiver finds each of them at a shard without looking further."""
+    header = header_of_request_of_two_heads()
+    decode([pack(header)])
+    (shard,) = header[5]["kv"]["source"]["shards"]
+    header[5]["kv"]["source"]["shards"] = [
+        {**shard, "first_head": first, "num_heads": num_heads} for first, num_heads in heads
+    ]
+    with pytest.raises(WireError, match="shards must have each of 2 heads"):
+        decode([pack(header)])
+
+
+def header_of_request_of_two_heads() -> list[Any]:
+    """With one shard that has both."""
     layout = replace(fake_layout(), num_kv_heads=2)
     request = DecodeRequest(
         request_id=RequestId("r"),
@@ -294,14 +308,27 @@ def test_shards_that_lack_a_head_or_have_one_too_many_are_a_wire_error(heads: li
         age_s=0,
         kv=replace(descriptor(PeerId("p0#1"), 1), source=fake_source(PeerId("p0#1"), layout, num_blocks=1)),
     )
-    header = header_of(Envelope(PeerId("g#1"), PeerId("d0#1"), 1, request))
-    decode([pack(header)])
+    return header_of(Envelope(PeerId("g#1"), PeerId("d0#1"), 1, request))
+
+
+@pytest.mark.parametrize("agent", [b"x" * (MAX_AGENT_BYTES + 1), "text", None])
+def test_a_shard_whose_agent_is_too_long_or_no_bytes_is_a_wire_error(agent: object) -> None:
+    header = header_of_request_of_two_heads()
     (shard,) = header[5]["kv"]["source"]["shards"]
-    header[5]["kv"]["source"]["shards"] = [
-        {**shard, "first_head": first, "num_heads": num_heads} for first, num_heads in heads
-    ]
-    with pytest.raises(WireError, match="shards must have each of 2 heads"):
+    shard["nixl_agent"] = b"x" * MAX_AGENT_BYTES
+    decode([pack(header)])
+    shard["nixl_agent"] = agent
+    with pytest.raises(WireError, match=r"DecodeRequest: .*nixl_agent"):
         decode([pack(header)])
+
+
+def test_a_shard_that_says_nothing_of_an_agent_has_none() -> None:
+    header = header_of_request_of_two_heads()
+    (shard,) = header[5]["kv"]["source"]["shards"]
+    del shard["nixl_agent"], shard["nixl_address"]
+    message = decode([pack(header)]).message
+    assert isinstance(message, DecodeRequest)
+    assert message.kv.source.shards[0].nixl_agent == b""
 
 
 @pytest.mark.parametrize(
