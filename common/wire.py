@@ -99,7 +99,8 @@ class WorkerStatus:
 class GatewayStatus:
     """gateway -> each of its workers, twice a second and never queued.
 
-    leases: (request_id, attempt) of the handoffs on this worker that the gateway still wants.
+    leases: requests whose KV on this worker the gateway still wants, with their attempt: of this attempt as a handoff,
+            of any attempt in the cache
     """
 
     name: str

@@ -101,7 +101,13 @@ class TransferOptions:
         Literal["auto", "tcp", "shm"], Flag(help="how KV blocks travel; auto: shared memory where both ends see it")
     ] = "auto"
     kv_lease: Annotated[
-        float, Flag(help="a handoff nobody asks for or renews is dropped after", unit="s", at_least=0.1)
+        float,
+        Flag(
+            help="a handoff nobody asks for or renews is dropped after; so long after a request's end its prompt is "
+            "evicted last",
+            unit="s",
+            at_least=0.1,
+        ),
     ] = 30.0
     pull_timeout: Annotated[
         float, Flag(help="a KV transfer without progress is given up after", unit="s", at_least=0.1)

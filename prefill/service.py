@@ -212,5 +212,6 @@ class PrefillService:
                 "leases_expired": float(self._leases_expired),
                 "handoffs": float(self._scheduler.num_handoffs),
                 "owned_blocks": float(self._blocks.num_owned),
+                "protected_blocks": float(self._blocks.num_protected),
             },
         )

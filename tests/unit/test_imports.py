@@ -42,6 +42,7 @@ POLICY = (
     "bench.workload",
     "common.engine.block_manager",
     "common.engine.gateway_watch",
+    "common.engine.leases",
     "common.engine.parallel",
     "common.engine.step",
     "common.peers",
