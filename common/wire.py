@@ -67,7 +67,8 @@ class WorkerStatus:
     """worker -> every gateway, twice a second and never queued: who it is and what it has free.
 
     max_context:     tokens of the longest sequence that it can ever hold
-    step_running_s:  how long the running step has taken, 0 between steps
+    step_running_s:  since its loop has looked at its inbox, which it does between steps, and ten times a second
+    step_expected_s: what a large step takes there
     counters:        totals since start and gauges, for the gateway's /metrics
     """
 

@@ -70,6 +70,14 @@ class WorkerOptions:
             wiring=True,
         ),
     ] = ""
+    step_timeout: Annotated[
+        float,
+        Flag(
+            help="a worker whose step takes longer, and ten times what a large one took when it started, ends itself",
+            unit="s",
+            at_least=1,
+        ),
+    ] = 60.0
     drain_timeout: Annotated[
         float, Flag(help="after SIGTERM, for running requests to end", unit="s", at_least=0, wiring=True)
     ] = 30.0

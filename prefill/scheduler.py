@@ -267,9 +267,6 @@ class PrefillScheduler:
         wanted = int(self._tokens_per_s * self._max_step_s) if self._tokens_per_s else FIRST_BUDGET_TOKENS
         return max(MIN_BUDGET_TOKENS, min(self._max_batch_tokens, wanted))
 
-    def expected_step_s(self, plan: StepPlan) -> float:
-        return plan.num_tokens / self._tokens_per_s if self._tokens_per_s else self._max_step_s
-
     def update(self, plan: StepPlan, result: StepResult, now: float) -> list[PrefillEvent]:
         """Take in what a step brought."""
         self._measure(plan, result)

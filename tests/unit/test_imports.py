@@ -45,6 +45,8 @@ POLICY = (
     "common.engine.leases",
     "common.engine.parallel",
     "common.engine.step",
+    "common.engine.turn",
+    "common.hang",
     "common.peers",
     "common.service",
     "decode.scheduler",
