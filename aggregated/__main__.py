@@ -58,7 +58,8 @@ def _serve(command: AggregatedCommand, engine: Engine, channel: SupervisorChanne
         is_healthy=lambda: links.is_alive and engine.is_alive,
         watch=watch_gateways(options.gateway),
         drain_timeout_s=options.drain_timeout,
+        step_expected_s=max(engine.warm_up_s, command.prefill.max_step_ms / 1000),
         on_tick=engine.on_tick,
     )
-    run_until_stopped(loop, links, inbox, options.gateway, channel)
+    run_until_stopped(loop, links, inbox, engine, options, channel)
     return 0

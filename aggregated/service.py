@@ -124,7 +124,6 @@ class AggregatedService:
             prefill,
             role=Role.BOTH,
             num_running=prefill.num_running + decode.num_running,
-            step_expected_s=prefill.step_expected_s or decode.step_expected_s,
             counters={**prefill.counters, **decode.counters, **self._counters.totals},
         )
 

@@ -23,6 +23,8 @@ WIRE_VERSION = 2
 MAX_HEADER_BYTES = 16 * 2**20
 """A header over this is refused unread. A prompt of a million tokens takes about 5 MiB, and the checksums of its KV, in
 blocks of 16 tokens with 8 heads, as much again."""
+MAX_REASON_CHARS = 300
+"""Of a `WireError`, which may name what a peer sent, and is logged."""
 MIN_CONTEXT = 2
 """A prompt of one token, and one token of output."""
 
@@ -67,7 +69,8 @@ class WorkerStatus:
     """worker -> every gateway, twice a second and never queued: who it is and what it has free.
 
     max_context:     tokens of the longest sequence that it can ever hold
-    step_running_s:  how long the running step has taken, 0 between steps
+    step_running_s:  since its loop has looked at its inbox, which it does between steps, and ten times a second
+    step_expected_s: what a large step takes there
     counters:        totals since start and gauges, for the gateway's /metrics
     """
 
@@ -99,7 +102,8 @@ class WorkerStatus:
 class GatewayStatus:
     """gateway -> each of its workers, twice a second and never queued.
 
-    leases: (request_id, attempt) of the handoffs on this worker that the gateway still wants.
+    leases: requests whose KV on this worker the gateway still wants, with their attempt: of this attempt as a handoff,
+            of any attempt in the cache
     """
 
     name: str
@@ -290,9 +294,16 @@ Header = tuple[int, str, PeerId, PeerId, Count, msgspec.Raw]
 
 _encoder = msgspec.msgpack.Encoder()
 _header_decoder = msgspec.msgpack.Decoder(Header)
-_names_decoder = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
 _decoders = {cls: msgspec.msgpack.Decoder(cls) for cls in _CLASSES}
-_FIELD_NAMES = {cls: {field.name for field in dataclass_fields(cls)} for cls in _CLASSES}
+
+
+def _with_any_values(cls: type[Message]) -> type[msgspec.Struct]:
+    """Has these fields and no others, which a dataclass cannot say. What it does not know it does not read."""
+    raw_fields = [(field.name, msgspec.Raw, msgspec.Raw()) for field in dataclass_fields(cls)]
+    return msgspec.defstruct(cls.__name__, raw_fields, forbid_unknown_fields=True)
+
+
+_name_decoders = {cls: msgspec.msgpack.Decoder(_with_any_values(cls)) for cls in _CLASSES}
 
 
 def encode(envelope: Envelope) -> list[Buffer]:
@@ -312,7 +323,7 @@ def decode(frames: Sequence[Buffer]) -> Envelope:
         raise WireError(f"wire version must be {WIRE_VERSION}, got {version}")
     cls = _BY_TAG.get(tag)
     if cls is None:
-        raise WireError(f"unknown message {tag!r}")
+        raise _refusal(f"unknown message {tag!r}")
     buffers = frames[1:]
     if buffers and cls is not KVBlocks:
         raise WireError(f"{tag}: has no buffers, got {len(buffers)}")
@@ -327,13 +338,16 @@ def _unpack_header(frames: Sequence[Buffer]) -> Header:
     try:
         return _header_decoder.decode(frames[0])
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise WireError(f"header: {error}") from error
+        raise _refusal(f"header: {error}") from error
 
 
 def _to_message(cls: type[Message], fields: msgspec.Raw) -> Message:
     try:
-        if unknown := _names_decoder.decode(fields).keys() - _FIELD_NAMES[cls]:
-            raise WireError(f"{cls.__name__}: unknown field {sorted(unknown)[0]!r}")
+        _name_decoders[cls].decode(fields)
         return _decoders[cls].decode(fields)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise WireError(f"{cls.__name__}: {error}") from error
+        raise _refusal(f"{cls.__name__}: {error}") from error
+
+
+def _refusal(reason: str) -> WireError:
+    return WireError(reason if len(reason) <= MAX_REASON_CHARS else f"{reason[:MAX_REASON_CHARS]}…")

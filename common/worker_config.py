@@ -75,6 +75,14 @@ class WorkerOptions:
             wiring=True,
         ),
     ] = ""
+    step_timeout: Annotated[
+        float,
+        Flag(
+            help="a worker whose step takes longer, and ten times what a large one took when it started, ends itself",
+            unit="s",
+            at_least=1,
+        ),
+    ] = 60.0
     drain_timeout: Annotated[
         float, Flag(help="after SIGTERM, for running requests to end", unit="s", at_least=0, wiring=True)
     ] = 30.0
@@ -110,7 +118,13 @@ class TransferOptions:
         ),
     ] = "auto"
     kv_lease: Annotated[
-        float, Flag(help="a handoff nobody asks for or renews is dropped after", unit="s", at_least=0.1)
+        float,
+        Flag(
+            help="a handoff nobody asks for or renews is dropped after; so long after a request's end its prompt is "
+            "evicted last",
+            unit="s",
+            at_least=0.1,
+        ),
     ] = 30.0
     pull_timeout: Annotated[
         float, Flag(help="a KV transfer without progress is given up after", unit="s", at_least=0.1)

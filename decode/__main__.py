@@ -54,10 +54,11 @@ def _serve(command: DecodeCommand, engine: Engine, channel: SupervisorChannel | 
         is_healthy=lambda: links.is_alive and receiver.is_alive and engine.is_alive,
         watch=watch_gateways(options.gateway),
         drain_timeout_s=options.drain_timeout,
+        step_expected_s=engine.warm_up_s,
         on_tick=engine.on_tick,
         itl_target_s=command.pacing.itl_target / 1000,
     )
-    run_until_stopped(loop, links, inbox, options.gateway, channel)
+    run_until_stopped(loop, links, inbox, engine, options, channel)
     receiver.close()
     return 0
 

@@ -37,7 +37,6 @@ class DecodeService:
         self._outbox = TokenOutbox()
         self._counters = StepCounters()
         self._preemptions = 0
-        self._step_s = 0.0
         self._is_draining = False
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -172,7 +171,6 @@ class DecodeService:
 
     def complete(self, plan: StepPlan, result: StepResult, now: float) -> list[Effect]:
         self._counters.count(plan, result)
-        self._step_s = result.duration_s
         effects: list[Effect] = []
         for event in self._scheduler.update(plan, result):
             if isinstance(event, DecodeFailed):
@@ -215,7 +213,7 @@ class DecodeService:
             num_running=self._scheduler.num_running + self._scheduler.num_pulling,
             is_draining=self._is_draining,
             step_running_s=0.0,
-            step_expected_s=self._step_s,
+            step_expected_s=0.0,
             counters={
                 **self._counters.totals,
                 "preemptions": float(self._preemptions),

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from common.hang import is_overdue
 from common.ids import PeerId
 from common.kv_layout import KVLayout
 from common.peers import LivePeers
@@ -43,7 +44,7 @@ class Worker:
 
     @property
     def is_routable(self) -> bool:
-        return not self.status.is_draining
+        return not (self.status.is_draining or is_overdue(self.status.step_running_s, self.status.step_expected_s))
 
 
 class Fleet:

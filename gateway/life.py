@@ -33,7 +33,7 @@ class Request:
 
     prefill:           the worker that computes the prompt or holds its KV
     decode:            the worker that pulls the KV, or has it from the beginning, and goes on
-    computed_at:       the last prefill worker that had the prompt: its cache makes a resume cheap
+    computed_at:       the last worker that had the prompt: it keeps its KV in the cache for the next attempt
     num_cached_tokens: of the prompt, at the first attempt that brought a token
     failed_s:          when the latest failure came that counted; until then, when the request arrived
     """

@@ -103,10 +103,9 @@ class Requests:
             raise RequestError(429, message, type="rate_limit_error", code="too_many_requests", retry_after_s=1)
 
     def leases(self, peer: PeerId) -> tuple[tuple[RequestId, int], ...]:
-        """Handoffs on this prefill worker that are still wanted."""
-        holding = (Phase.HANDOFF, Phase.DECODE)
+        """Requests for whose handoff, or whose next attempt, the KV that this worker has computed is still wanted."""
         return tuple(
-            (r.request_id, r.attempt) for r in self._requests.values() if r.prefill == peer and r.phase in holding
+            (r.request_id, r.attempt) for r in self._requests.values() if r.computed_at == peer and r.decode != peer
         )
 
     def handle(self, event: Event, now: float) -> list[Effect]:

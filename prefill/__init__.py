@@ -6,5 +6,6 @@
 3. With its last chunk one token is sampled: `PrefillDone` carries it with the descriptor of the
    blocks: HANDOFF. If that token ended the request, its blocks are given back at once instead.
 4. A decode worker pulls the blocks and sends `KVRelease`: they stay cached as a prefix, owned by nobody.
+   While its gateway says that the request lives, they are evicted after all others, for its next attempt.
 5. `Cancel`, the lease's end, or a gateway that is gone do the same at any stage.
 """

@@ -96,7 +96,7 @@ class PrefillScheduler:
     """The life of sequences on a prefill worker.
 
     max_step_s: a step's wanted length; 0 leaves only the token budget.
-    lease_s:    after which a handoff that is not renewed is given up
+    lease_s:    after which a handoff that is not renewed is given up, and what is cached of it not protected any more
     Mutable state: three disjoint maps by key (waiting, running, handoffs) and the measured speed.
     """
 
@@ -170,19 +170,22 @@ class PrefillScheduler:
                 self._blocks.release(sequence.block_table)
 
     def renew(self, key: SequenceKey, now: float) -> None:
-        """The gateway still wants this handoff."""
+        """The gateway still wants this handoff, or what an attempt at this request has left in the cache."""
+        until_s = now + self._lease_s
         if sequence := self._handoffs.get(key):
-            sequence.lease_until_s = now + self._lease_s
+            sequence.lease_until_s = until_s
+        self._blocks.renew(key.request_id, until_s)
 
     def release(self, key: SequenceKey) -> bool:
-        """The receiver has the blocks: they stay cached, owned by nobody. False when it was no handoff."""
+        """The receiver has the blocks: they stay cached, owned by nobody but protected. False if it was none."""
         sequence = self._handoffs.pop(key, None)
         if sequence:
             self._blocks.release(sequence.block_table)
         return sequence is not None
 
     def pop_expired(self, now: float) -> list[PrefillSequence]:
-        """Give up handoffs whose lease ran out."""
+        """Give up handoffs whose lease ran out, and protect no longer what is cached of them."""
+        self._blocks.unprotect_expired(now)
         expired = [sequence for sequence in self._handoffs.values() if sequence.lease_until_s < now]
         for sequence in expired:
             self.release(sequence.key)
@@ -190,6 +193,7 @@ class PrefillScheduler:
 
     def take(self, key: SequenceKey) -> PrefillSequence:
         """Give a handoff up without releasing its blocks, which are the caller's from now on."""
+        self._blocks.unprotect(key.request_id)
         return self._handoffs.pop(key)
 
     def schedule(self, tenants: Tenants | None = None) -> StepPlan | None:
@@ -263,9 +267,6 @@ class PrefillScheduler:
         wanted = int(self._tokens_per_s * self._max_step_s) if self._tokens_per_s else FIRST_BUDGET_TOKENS
         return max(MIN_BUDGET_TOKENS, min(self._max_batch_tokens, wanted))
 
-    def expected_step_s(self, plan: StepPlan) -> float:
-        return plan.num_tokens / self._tokens_per_s if self._tokens_per_s else self._max_step_s
-
     def update(self, plan: StepPlan, result: StepResult, now: float) -> list[PrefillEvent]:
         """Take in what a step brought."""
         self._measure(plan, result)
@@ -306,6 +307,7 @@ class PrefillScheduler:
             self._blocks.release(sequence.block_table)
         else:
             sequence.lease_until_s = now + self._lease_s
+            self._blocks.protect(sequence.key.request_id, sequence.hashes, sequence.lease_until_s)
             self._handoffs[sequence.key] = sequence
         return Prefilled(sequence, token_id, finish)
 

@@ -42,7 +42,6 @@ class PrefillService:
         self._cached_tokens = 0
         self._leases_expired = 0
         self._is_draining = False
-        self._expected_step_s = 0.0
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         match event:
@@ -131,9 +130,7 @@ class PrefillService:
         return self._gateways.has_unsent_for(peer)
 
     def plan(self, now: float, tenants: Tenants | None = None) -> tuple[StepPlan | None, list[Effect]]:
-        plan = self._scheduler.schedule(tenants)
-        self._expected_step_s = self._scheduler.expected_step_s(plan) if plan else 0.0
-        return plan, []
+        return self._scheduler.schedule(tenants), []
 
     def complete(self, plan: StepPlan, result: StepResult, now: float) -> list[Effect]:
         self._counters.count(plan, result)
@@ -205,12 +202,13 @@ class PrefillService:
             num_running=self._scheduler.num_running + self._scheduler.num_handoffs,
             is_draining=self._is_draining,
             step_running_s=0.0,
-            step_expected_s=self._expected_step_s,
+            step_expected_s=0.0,
             counters={
                 **self._counters.totals,
                 "cached_tokens": float(self._cached_tokens),
                 "leases_expired": float(self._leases_expired),
                 "handoffs": float(self._scheduler.num_handoffs),
                 "owned_blocks": float(self._blocks.num_owned),
+                "protected_blocks": float(self._blocks.num_protected),
             },
         )

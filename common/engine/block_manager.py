@@ -4,7 +4,8 @@ Every block is in exactly one of three states:
 
     free      holds nothing
     owned     referenced by one or more sequences (ref count >= 1)
-    cached    referenced by nobody, content known by its hash; evicted least recently used first
+    cached    referenced by nobody, content known by its hash; evicted least recently used first, and after all others
+              while a lease protects its content
 
 A full block whose content is final is *sealed*: its hash makes it shareable at once, also while owned.
 Source: PagedAttention (Kwon et al., SOSP 2023, section 4) for paging; hash-chained prefix blocks as in
@@ -15,7 +16,8 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 
 from common.block_hashes import BlockHash
-from common.ids import BlockId
+from common.engine.leases import Leases
+from common.ids import BlockId, RequestId
 from common.kv_layout import HeadChecksums
 
 
@@ -23,7 +25,7 @@ class BlockManager:
     """Hands out and takes back the blocks of one worker's cache.
 
     Mutable state: `_refs`, and for sealed blocks `_hashes`/`_checksums` with their index `_by_hash`;
-    `_free` and `_cached` hold the unreferenced ones.
+    `_free`, `_cached` and `_protected` hold the unreferenced ones; `_leases` says which cached ones are protected.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -32,6 +34,8 @@ class BlockManager:
         self._refs = [0] * num_blocks
         self._free = deque(BlockId(index) for index in range(num_blocks))
         self._cached: OrderedDict[BlockId, None] = OrderedDict()
+        self._protected: set[BlockId] = set()
+        self._leases = Leases()
         self._hashes: dict[BlockId, BlockHash] = {}
         self._checksums: dict[BlockId, HeadChecksums] = {}
         self._by_hash: dict[BlockHash, BlockId] = {}
@@ -39,7 +43,12 @@ class BlockManager:
     @property
     def num_available(self) -> int:
         """Blocks that `allocate` could hand out now: free, or cached and evictable."""
-        return len(self._free) + len(self._cached)
+        return len(self._free) + len(self._cached) + len(self._protected)
+
+    @property
+    def num_protected(self) -> int:
+        """Cached blocks that a lease protects."""
+        return len(self._protected)
 
     @property
     def num_owned(self) -> int:
@@ -60,12 +69,13 @@ class BlockManager:
 
     def num_evictable(self, block_ids: Sequence[BlockId]) -> int:
         """How many of these are cached, so that sharing them takes them off `num_available`."""
-        return sum(block_id in self._cached for block_id in block_ids)
+        return sum(block_id in self._cached or block_id in self._protected for block_id in block_ids)
 
     def share(self, block_ids: Sequence[BlockId]) -> None:
         """Take a reference to blocks that `match` found."""
         for block_id in block_ids:
             self._cached.pop(block_id, None)
+            self._protected.discard(block_id)
             self._refs[block_id] += 1
 
     def allocate(self, count: int) -> list[BlockId]:
@@ -79,6 +89,8 @@ class BlockManager:
     def _take_one(self) -> BlockId:
         if self._free:
             return self._free.popleft()
+        while not self._cached:
+            self._unprotect(self._leases.end_first())
         block_id, _ = self._cached.popitem(last=False)
         self._forget(block_id)
         return block_id
@@ -108,17 +120,49 @@ class BlockManager:
             self._refs[block_id] -= 1
             if self._refs[block_id] > 0:
                 continue
-            if block_id in self._hashes:
-                self._cached[block_id] = None
-            else:
+            if block_id not in self._hashes:
                 self._free.append(block_id)
+            elif self._hashes[block_id] in self._leases:
+                self._protected.add(block_id)
+            else:
+                self._cached[block_id] = None
+
+    def protect(self, holder: RequestId, hashes: Sequence[BlockHash], until_s: float) -> None:
+        """While it is cached, evict this content after all else, until then or until `unprotect`. See `Leases`."""
+        self._unprotect(self._leases.grant(holder, hashes, until_s))
+        for block_hash in hashes:
+            block_id = self._by_hash.get(block_hash)
+            if block_id is not None and block_id in self._cached:
+                del self._cached[block_id]
+                self._protected.add(block_id)
+
+    def renew(self, holder: RequestId, until_s: float) -> None:
+        """Protect what the holder protects for longer, in a time that does not depend on how much it is."""
+        self._leases.renew(holder, until_s)
+
+    def unprotect(self, holder: RequestId) -> None:
+        self._unprotect(self._leases.end(holder))
+
+    def unprotect_expired(self, now: float) -> None:
+        self._unprotect(self._leases.end_expired(now))
+
+    def _unprotect(self, hashes: Sequence[BlockHash]) -> None:
+        """It counts as used until now. Of each prefix the tail goes first."""
+        for block_hash in reversed(hashes):
+            block_id = self._by_hash.get(block_hash)
+            if block_id is not None and block_id in self._protected:
+                self._protected.remove(block_id)
+                self._cached[block_id] = None
 
     def check(self) -> None:
         """Assert that every block is in exactly one state and that the index is right. For tests."""
         owned = {BlockId(index) for index, refs in enumerate(self._refs) if refs > 0}
-        free, cached = set(self._free), set(self._cached)
+        assert not self._cached.keys() & self._protected, "a block is cached twice"
+        free, cached = set(self._free), self._cached.keys() | self._protected
         assert len(free) == len(self._free), "a block is free twice"
         assert not (owned & free | owned & cached | free & cached), "a block is in two states"
         assert len(owned) + len(free) + len(cached) == self.num_blocks, "a block is in no state"
         assert {self._by_hash[h] for h in self._hashes.values()} == set(self._hashes), "hash index is off"
         assert not free & set(self._hashes), "a free block has a hash"
+        wanted = {block_id for block_id in cached if self._hashes[block_id] in self._leases}
+        assert wanted == self._protected, "protection is off"

@@ -44,7 +44,9 @@ class WorkerService(Protocol[EventT, EffectT]):
     @property
     def is_drained(self) -> bool: ...
 
-    def status(self, now: float) -> WorkerStatus: ...
+    def status(self, now: float) -> WorkerStatus:
+        """Without what the driver knows of steps."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypeVar
 from common.engine.gateway_watch import GatewayWatch
 from common.engine.pacing import next_start_s
 from common.engine.step import StepPlan, StepResult
+from common.engine.turn import Turn
 from common.engine.worker import WorkerService
 from common.errors import BatonError, GroupFailed
 from common.ids import PeerId
@@ -43,11 +44,12 @@ class Stop:
 class WorkerLoop(Generic[EventT, EffectT]):
     """Takes events from one inbox, runs steps, carries out effects.
 
-    Owned by the main thread, but for `current_status`, which any thread may call.
+    Owned by the main thread, but for `current_status` and `current_turn`, which any thread may call.
     inbox:          anybody may put events into it, also a signal handler; they are handled between two steps
     apply_transfer: carries out an effect of the KV transfer; waits for nobody but the ranks of this worker
     extra_counters: totals kept outside of the service, for its status
     is_healthy:     False when a thread that the loop depends on has died
+    step_expected_s: what a large step takes here, see hang.py
     itl_target_s:   see pacing.py
     on_tick:        what else is done with every tick
     watch:          hears and sees the time, as the service does
@@ -65,6 +67,7 @@ class WorkerLoop(Generic[EventT, EffectT]):
         is_healthy: Callable[[], bool],
         watch: GatewayWatch,
         drain_timeout_s: float,
+        step_expected_s: float,
         itl_target_s: float = 0.0,
         on_tick: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
@@ -77,21 +80,29 @@ class WorkerLoop(Generic[EventT, EffectT]):
         self._is_healthy = is_healthy
         self._watch = watch
         self._drain_timeout_s = drain_timeout_s
+        self.step_expected_s = step_expected_s
         self._itl_target_s = itl_target_s
         self._on_tick = on_tick
         self._clock = clock
         self._inbox = inbox
         self._next_tick_s = clock()
-        self._step_started_s: float | None = None
+        self._turn = Turn(clock())
         self._next_start_s = clock()
         self._leave_by_s: float | None = None
         self._status = service.status(clock())
 
     def current_status(self) -> WorkerStatus:
-        """The last status, with how long the running step has taken until now."""
-        status, started_s = self._status, self._step_started_s
-        running_s = 0.0 if started_s is None else self._clock() - started_s
-        return replace(status, step_running_s=running_s, counters={**status.counters, **self._extra_counters()})
+        """The last status, with how long the loop has been at its turn until now."""
+        status = self._status
+        return replace(
+            status,
+            step_running_s=max(0.0, self._clock() - self._turn.started_s),
+            step_expected_s=self.step_expected_s,
+            counters={**status.counters, **self._extra_counters()},
+        )
+
+    def current_turn(self) -> Turn:
+        return self._turn
 
     def run(self) -> None:
         """Until stopped and drained.
@@ -116,14 +127,17 @@ class WorkerLoop(Generic[EventT, EffectT]):
         """All that wait now; with `wait`, block for the first one until the next tick or step is due."""
         now = self._clock()
         due_s = min(self._next_tick_s, self._next_start_s) if self._next_start_s > now else self._next_tick_s
-        timeout_s = max(0.0, due_s - now) if wait else 0.0
+        self._turn = Turn(now)
+        event = self._next_event(max(0.0, due_s - now) if wait else 0.0)
+        while event is not None:
+            self._handle(event)
+            event = self._next_event(0.0)
+
+    def _next_event(self, timeout_s: float) -> LinkEvent | EventT | Stop | None:
         try:
-            event = self._inbox.get(timeout=timeout_s) if timeout_s > 0 else self._inbox.get_nowait()
-            while True:
-                self._handle(event)
-                event = self._inbox.get_nowait()
+            return self._inbox.get(timeout=timeout_s) if timeout_s > 0 else self._inbox.get_nowait()
         except Empty:
-            return
+            return None
 
     def _handle(self, event: LinkEvent | EventT | Stop) -> None:
         if isinstance(event, Stop):
@@ -162,9 +176,10 @@ class WorkerLoop(Generic[EventT, EffectT]):
         if plan is None:
             self._runner.rest()
             return False
-        self._step_started_s = started_s = self._clock()
+        started_s = self._clock()
+        turn, self._turn = self._turn, replace(self._turn, plan=plan)
         result = self._execute(plan)
-        self._step_started_s = None
+        self._turn = turn
         self._do(self._service.complete(plan, result, self._clock()))
         self._pace(started_s)
         return True

@@ -20,12 +20,14 @@ from common.engine.gateway_watch import GatewayWatch
 from common.engine.group_runner import GroupRunner
 from common.engine.group_start import start_ranks, with_shared_dir
 from common.engine.loading import Allocate, LoadedShard, ModelPlan, load_shard, plan_model, size_cache
+from common.engine.loop_watch import LoopWatch
 from common.engine.runner import ModelRunner
 from common.engine.step import ScheduledSequence, StepPlan
 from common.engine.worker import WorkerIdentity
 from common.engine.worker_group import WorkerGroup
 from common.engine.worker_loop import Stop, WorkerLoop
 from common.gateway_finder import GatewayFinder
+from common.hang import hangs_after_s
 from common.ids import BlockId, PeerId, RequestId, SequenceKey
 from common.kv_layout import KVLayout
 from common.links import Links
@@ -34,6 +36,7 @@ from common.sampling import SamplingParams
 from common.supervisor.channel import SupervisorChannel
 from common.supervisor.runtime_dir import SHARED, RuntimeDir
 from common.wire import Role
+from common.worker_config import WorkerOptions
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +50,7 @@ class Engine:
     """A loaded model with its cache; where the worker is split over ranks, rank 0's part and its hold on the others.
 
     num_blocks:  of each rank alike
+    warm_up_s:   what the prompt took that it was warmed up with
     alive_file:  of health checks
     transfers:   what the other ranks' sides of the KV transfer say of themselves
     """
@@ -57,6 +61,7 @@ class Engine:
     num_blocks: int
     own: LoadedShard
     runner: ModelRunner | GroupRunner
+    warm_up_s: float
     alive_file: Path | None
     group: WorkerGroup | None = None
     transfers: Sequence[bytes] = ()
@@ -71,6 +76,13 @@ class Engine:
         self.own.on_tick()
         if self.alive_file:
             self.alive_file.touch()
+
+    def give_up(self, reason: str) -> None:
+        """No step will be finished any more. Any thread; where there are other ranks, the main thread is let go."""
+        if self.group:
+            self.group.break_up(reason)
+        else:
+            logger.error("%s", reason)
 
     @property
     def is_alive(self) -> bool:
@@ -116,9 +128,7 @@ def start_engine(
     report = channel.progress if channel else _no_progress
     if len(plan.shards) == 1:
         own = load_shard(plan, 0, num_blocks, role, command, allocate, report=report)
-        engine = Engine(peer, name, plan, num_blocks, own, own.runner, alive_file)
-        _warm_up(engine)
-        yield engine
+        yield Engine(peer, name, plan, num_blocks, own, own.runner, _warm_up(own.runner, plan, num_blocks), alive_file)
         return
     with ExitStack() as stack:
         if not worker.shared_dir:
@@ -126,31 +136,36 @@ def start_engine(
         group, collectives = stack.enter_context(start_ranks(command, peer, num_blocks))
         own = load_shard(plan, 0, num_blocks, role, command, allocate, group=collectives, report=report)
         runner = GroupRunner(own.runner, group, plan.shards)
-        engine = Engine(peer, name, plan, num_blocks, own, runner, alive_file, group, group.wait_until_ready())
-        _warm_up(engine)
-        yield engine
+        transfers = group.wait_until_ready()
+        warm_up_s = _warm_up(runner, plan, num_blocks)
+        yield Engine(peer, name, plan, num_blocks, own, runner, warm_up_s, alive_file, group, transfers)
 
 
 def _no_progress(what: str, fraction: float | None = None) -> None:
     """Nobody is looking."""
 
 
-def _warm_up(engine: Engine) -> None:
-    """Run a prompt and a token of nobody: what is allocated at the first use is then there. The blocks are free."""
-    num_tokens = min(WARM_UP_TOKENS, engine.num_blocks * engine.layout.block_size, engine.plan.max_model_len)
-    num_blocks = -(-num_tokens // engine.layout.block_size)
+def _warm_up(runner: ModelRunner | GroupRunner, plan: ModelPlan, num_blocks: int) -> float:
+    """Run a prompt and a token of nobody: what is allocated at the first use is then there. The blocks are free.
+
+    Returns how long the prompt took, in seconds.
+    """
+    block_size = plan.layout.block_size
+    num_tokens = min(WARM_UP_TOKENS, num_blocks * block_size, plan.max_model_len)
+    durations_s: list[float] = []
     for start, end in ((0, num_tokens), (num_tokens - 1, num_tokens)):
         nobody = ScheduledSequence(
             key=SequenceKey(RequestId(""), 0),
             token_ids=[0] * (end - start),
             start=start,
-            block_table=[BlockId(block) for block in range(num_blocks)],
+            block_table=[BlockId(block) for block in range(-(-num_tokens // block_size))],
             sampling=SamplingParams(max_tokens=1, temperature=0.0),
             prompt_token_ids=[],
             output_token_ids=[],
         )
-        engine.runner.execute(StepPlan((nobody,)))
-    engine.runner.rest()
+        durations_s.append(runner.execute(StepPlan((nobody,))).duration_s)
+    runner.rest()
+    return durations_s[0]
 
 
 def watch_gateways(addresses: Sequence[str]) -> GatewayWatch:
@@ -179,21 +194,29 @@ def run_until_stopped(
     loop: WorkerLoop[Any, Any],
     links: Links,
     inbox: "SimpleQueue[Any]",
-    gateways: Sequence[str],
+    engine: Engine,
+    options: WorkerOptions,
     channel: SupervisorChannel | None,
 ) -> None:
-    """Join the gateways and serve until SIGTERM or SIGINT, then drain. A second signal leaves at once."""
+    """Join the gateways and serve until SIGTERM or SIGINT, then drain. A second signal leaves at once.
+
+    When the loop hangs, the process ends here.
+    """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: inbox.put(Stop()))
     links.start()
-    finder = GatewayFinder(gateways, links.connect, links.disconnect)
+    finder = GatewayFinder(options.gateway, links.connect, links.disconnect)
     finder.start()
+    limit_s = hangs_after_s(options.step_timeout, loop.step_expected_s)
+    watch = LoopWatch(loop.current_turn, limit_s, engine.give_up)
+    watch.start()
     if channel:
         channel.ready()
     logger.info("ready at %s", links.address)
     try:
         loop.run()
     finally:
+        watch.close()
         finder.close()
         links.close(flush_s=0.5)
     logger.info("stopped")

@@ -161,15 +161,18 @@ class Rig:
         return self.puller.counters()[name]
 
     def wait_counter(self, name: str, least: float) -> None:
-        """Wait for a count, by sending releases round: each makes the transfer thread take a turn."""
+        self.wait_until(lambda: self.counter(name) >= least)
+
+    def wait_until(self, is_so: Callable[[], bool]) -> None:
+        """Wait for what counters say, by sending releases round: each makes the transfer thread take a turn."""
         seen = 0
-        while self.counter(name) < least:
+        while not is_so():
             marker = key(1_000_000 + seen)
             self.server.apply(Publish(marker, ()))
             self.puller.apply(SendRelease(marker, self._direct))
             self.events.wait_for(lambda marker=marker: self.events.num_released(marker))
             seen += 1
-            assert seen < 10_000, f"{name} stays at {self.counter(name)}"
+            assert seen < 10_000, f"it stays at {self.puller.counters()}"
 
     def close(self) -> None:
         self.puller.close()

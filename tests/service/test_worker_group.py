@@ -145,6 +145,15 @@ def test_a_rank_that_cannot_use_what_it_was_given_is_the_operator_s_error(start:
         start(FAILS_TO_LOAD="there is no such file").wait_until_ready()
 
 
+def test_a_rank_that_hangs_and_says_that_it_lives_ends_the_group_with_rank_0_s_patience() -> None:
+    command = [sys.executable, "-m", fake_rank_0.__name__, "hang"]
+    with subprocess.Popen(command, env=environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as rank_0:
+        told, reason = rank_0.communicate(timeout=DEADLINE_S)
+    assert rank_0.returncode == 1
+    assert "has run for" in reason
+    assert all(has_ended(int(pid)) for pid in told.split())
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_ranks_end_when_rank_0_is_gone_or_frozen(number: signal.Signals) -> None:
     command = [sys.executable, "-m", fake_rank_0.__name__]

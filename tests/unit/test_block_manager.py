@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from common.block_hashes import hash_blocks
 from common.engine.block_manager import BlockManager
-from common.ids import BlockId
+from common.ids import BlockId, RequestId
 
 
 def seal_all(blocks: BlockManager, block_ids: list[BlockId], token_ids: list[int]) -> None:
@@ -65,12 +65,13 @@ def test_a_hash_depends_on_every_token_before_it_and_none_after(token_ids: list[
 
 
 class BlockManagerMachine(RuleBasedStateMachine):
-    """Random sequences over a small alphabet start, seal and end in random order."""
+    """Random sequences over a small alphabet start, seal and end in random order, some of them protected by leases."""
 
     @initialize(num_blocks=st.integers(1, 12), block_size=st.integers(1, 3))
     def start(self, num_blocks: int, block_size: int) -> None:
         self.blocks = BlockManager(num_blocks, block_size)
         self.sequences: list[tuple[list[BlockId], list[int]]] = []
+        self.now = 0
 
     @rule(token_ids=st.lists(st.integers(0, 1), min_size=1, max_size=12))
     def begin(self, token_ids: list[int]) -> None:
@@ -91,6 +92,24 @@ class BlockManagerMachine(RuleBasedStateMachine):
         if self.sequences:
             index = data.draw(st.integers(0, len(self.sequences) - 1))
             self.blocks.release(self.sequences.pop(index)[0])
+
+    @rule(holder=st.sampled_from("ab"), token_ids=st.lists(st.integers(0, 1), max_size=12))
+    def protect(self, holder: str, token_ids: list[int]) -> None:
+        hashes = hash_blocks(token_ids, self.blocks.block_size)
+        self.blocks.protect(RequestId(holder), hashes, until_s=self.now + 3)
+
+    @rule(holder=st.sampled_from("ab"))
+    def renew(self, holder: str) -> None:
+        self.blocks.renew(RequestId(holder), until_s=self.now + 3)
+
+    @rule(holder=st.sampled_from("ab"))
+    def unprotect(self, holder: str) -> None:
+        self.blocks.unprotect(RequestId(holder))
+
+    @rule()
+    def let_time_pass(self) -> None:
+        self.now += 1
+        self.blocks.unprotect_expired(self.now)
 
     @invariant()
     def every_block_is_in_one_state(self) -> None:

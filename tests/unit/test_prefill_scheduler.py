@@ -148,6 +148,42 @@ def test_a_lease_that_nobody_renews_runs_out() -> None:
     assert bench.blocks.num_owned == 1
 
 
+def test_a_released_prompt_outlives_younger_ones_in_the_cache_while_its_lease_is_renewed() -> None:
+    """And so its next attempt, with the tokens so far, computes only what lies behind its last full block."""
+    for is_renewed, num_cached in ((True, 8), (False, 0)):
+        bench = Bench(num_blocks=6)
+        key = bench.add("a", tokens(10))
+        bench.run()
+        bench.scheduler.release(key)
+        bench.now = 9.0
+        if is_renewed:
+            bench.scheduler.renew(key, bench.now)
+        bench.now = 15.0
+        bench.scheduler.pop_expired(bench.now)
+        for number in range(1, 4):
+            bench.add(str(number), tokens(12, 100 * number), max_tokens=1)
+            bench.run()
+        bench.add("a", tokens(13), attempt=1)
+        (event,) = bench.run()
+        assert event.sequence.num_cached == num_cached
+
+
+def test_a_handoff_that_was_cancelled_is_protected_for_the_next_attempt_as_one_that_was_released() -> None:
+    bench = Bench()
+    key = bench.add("a", tokens(9))
+    bench.run()
+    bench.scheduler.cancel(key)
+    assert (bench.blocks.num_owned, bench.blocks.num_protected) == (0, 2)
+
+
+def test_what_is_taken_on_in_the_same_cache_is_not_protected() -> None:
+    bench = Bench()
+    key = bench.add("a", tokens(9))
+    bench.run()
+    bench.blocks.release(bench.scheduler.take(key).block_table)
+    assert bench.blocks.num_protected == 0
+
+
 def test_a_prompt_waits_until_all_its_blocks_are_there_and_is_not_overtaken() -> None:
     bench = Bench(num_blocks=4)
     first, second = bench.add("a", tokens(9)), bench.add("b", tokens(8, 100))
@@ -208,6 +244,10 @@ class PrefillMachine(RuleBasedStateMachine):
         elif self.bench.scheduler.release(key):
             self.live.remove(key)
 
+    @rule(number=st.integers(1, 20), attempt=st.integers(0, 1))
+    def renew(self, number: int, attempt: int) -> None:
+        self.bench.scheduler.renew(SequenceKey(RequestId(f"r{number}"), attempt), self.bench.now)
+
     @rule()
     def let_leases_run_out(self) -> None:
         self.bench.now += 11
@@ -234,6 +274,8 @@ class PrefillMachine(RuleBasedStateMachine):
                 self.bench.scheduler.release(sequence.key)
         assert self.bench.scheduler.sequences() == []
         assert self.bench.blocks.num_owned == 0
+        self.bench.scheduler.pop_expired(self.bench.now + 11)
+        assert self.bench.blocks.num_protected == 0
 
 
 TestPrefillMachine = PrefillMachine.TestCase

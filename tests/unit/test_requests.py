@@ -341,17 +341,6 @@ def test_an_abort_cancels_at_both_workers() -> None:
     assert bench.do(Abort(RequestId("a"))) == []
 
 
-def test_leases_name_the_handoffs_that_are_still_wanted() -> None:
-    bench = started()
-    bench.submit()
-    assert bench.requests.leases(P0) == ()
-    bench.prefill()
-    assert bench.requests.leases(P0) == ((RequestId("a"), 0),)
-    peer, request = bench.decode()
-    bench.do(Received(peer, Tokens(entries=(tokens(request, 1, 1),))))
-    assert bench.requests.leases(P0) == ()
-
-
 def test_a_full_link_sends_the_request_elsewhere() -> None:
     bench = Bench()
     bench.join((P0, Role.PREFILL), (P1, Role.PREFILL), (D0, Role.DECODE))

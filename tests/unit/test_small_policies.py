@@ -214,6 +214,7 @@ def make_loop(
         is_healthy=lambda: is_healthy,
         watch=GatewayWatch(0, lambda num_joined: None, 0.0),
         drain_timeout_s=30,
+        step_expected_s=0.0,
     )
     return loop, done
 

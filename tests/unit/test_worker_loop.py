@@ -8,17 +8,19 @@ import pytest
 
 from common.engine.gateway_watch import GatewayWatch
 from common.engine.step import StepPlan, StepResult
+from common.engine.turn import Turn
 from common.engine.worker import GATEWAY_TIMEOUT_S
 from common.engine.worker_loop import Stop, WorkerLoop
 from common.ids import PeerId
 from common.service import TICK_S, LinkLost, Received
-from common.wire import Cancel, Control, Ended, EndReason, GatewayStatus, PrefillDone
+from common.wire import Cancel, Control, Ended, EndReason, GatewayStatus, PrefillDone, WorkerStatus
 from kvtransfer.transport import KVReleased, Publish, Withdraw
 from tests.fakes import FakeRunner
 from tests.unit.test_prefill_service import prompt
 from tests.unit.test_worker_services import GATEWAY, KEY, LAYOUT, STATUS, Prefill
 
 STEP_S = 0.03
+STEP_EXPECTED_S = 0.5
 TOO_MANY_STEPS = 1000
 
 
@@ -67,17 +69,19 @@ class Rig:
         self.sent: list[tuple[PeerId, Control]] = []
         self.effects: list[object] = []
         self.missing: list[int] = []
+        self.apply_transfer: Callable[[object], None] = self.apply
         self._num_handoffs = num_handoffs
         self.loop: WorkerLoop[Any, Any] = WorkerLoop(
             self.prefill.service,
             self.runner,
             inbox=self.inbox,
             send=self._send,
-            apply_transfer=self._apply,
+            apply_transfer=lambda effect: self.apply_transfer(effect),
             extra_counters=dict,
             is_healthy=lambda: True,
             watch=GatewayWatch(1, self.missing.append, -GATEWAY_TIMEOUT_S),
             drain_timeout_s=drain_timeout_s,
+            step_expected_s=STEP_EXPECTED_S,
             clock=lambda: self.runner.now,
         )
 
@@ -85,7 +89,7 @@ class Rig:
         self.sent.append((peer, message))
         return True
 
-    def _apply(self, effect: object) -> None:
+    def apply(self, effect: object) -> None:
         self.effects.append(effect)
         if isinstance(effect, Publish):
             self.inbox.put(KVReleased(effect.key))
@@ -144,12 +148,39 @@ def test_a_gateway_is_missed_until_it_is_heard_of(heard: list[GatewayStatus], mi
     assert rig.missing == missing
 
 
-def test_a_status_says_for_how_long_the_step_has_run() -> None:
-    seen: list[float] = []
-    rig = Rig(during={0: lambda: seen.append(rig.loop.current_status().step_running_s)})
+def test_a_status_says_for_how_long_the_step_has_run_and_what_is_much() -> None:
+    seen: list[WorkerStatus] = []
+    rig = Rig(during={0: lambda: seen.append(rig.loop.current_status())})
     rig.inbox.put(Received(GATEWAY, prompt("a")))
     rig.loop.run()
-    assert seen == [pytest.approx(STEP_S)]
+    (status,) = seen
+    assert (status.step_running_s, status.step_expected_s) == (pytest.approx(STEP_S), STEP_EXPECTED_S)
+
+
+def test_the_turn_of_a_loop_names_its_step() -> None:
+    seen: list[Turn] = []
+    rig = Rig(num_handoffs=2, during={0: lambda: seen.append(rig.loop.current_turn())})
+    for name in "ab":
+        rig.inbox.put(Received(GATEWAY, prompt(name)))
+    rig.loop.run()
+    assert [str(turn) for turn in seen] == ["the step of a/0 and 1 others with 18 tokens"]
+
+
+def test_a_loop_that_is_stuck_outside_of_a_step_is_seen_to_be() -> None:
+    """Here in what carries out an effect of the KV transfer, for longer than any step lasts."""
+    rig = Rig()
+    seen: list[float] = []
+
+    def get_stuck(effect: object) -> None:
+        rig.runner.now += 7.0
+        seen.append(rig.loop.current_status().step_running_s)
+        rig.apply(effect)
+
+    rig.apply_transfer = get_stuck
+    rig.inbox.put(Received(GATEWAY, prompt("a")))
+    rig.loop.run()
+    assert all(running_s >= 7.0 for running_s in seen)
+    assert len(seen) == 2
 
 
 def test_a_status_is_renewed_with_every_tick_of_a_busy_loop() -> None:

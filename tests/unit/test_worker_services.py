@@ -163,6 +163,33 @@ def test_a_lease_that_is_not_renewed_ends_the_handoff_and_says_so() -> None:
     assert prefill.blocks.num_owned == 0
 
 
+def test_a_prompt_stays_protected_in_the_cache_while_its_gateway_names_the_request() -> None:
+    """With whatever attempt it is at, and however long it decodes elsewhere."""
+    prefill = Prefill()
+    prefill.ask()
+    prefill.step(now=0.0)
+    prefill.service.handle(KVReleased(KEY), 1.0)
+    for second in range(2, 60):
+        lease = GatewayStatus(name="gateway", address="tcp://gateway:1", leases=((KEY.request_id, second // 20),))
+        prefill.service.handle(Received(GATEWAY, lease), float(second))
+        prefill.service.handle(Tick(), float(second))
+        assert prefill.service.status(0.0).counters["protected_blocks"] == 2
+    prefill.service.handle(Received(GATEWAY, STATUS), 69.5)
+    prefill.service.handle(Tick(), 69.5)
+    assert prefill.service.status(0.0).counters["protected_blocks"] == 0
+    assert prefill.service.is_drained
+
+
+def test_a_lost_link_and_a_cancel_leave_the_prompt_protected_since_the_next_attempt_may_come() -> None:
+    cancel = Received(GATEWAY, Cancel(request_id=KEY.request_id, attempt=0))
+    for event in (LinkLost(GATEWAY, "gap"), cancel):
+        prefill = Prefill()
+        prefill.ask()
+        prefill.step(now=0.0)
+        prefill.service.handle(event, 1.0)
+        assert (prefill.blocks.num_owned, prefill.blocks.num_protected) == (0, 2)
+
+
 def test_everything_of_a_silent_gateway_is_given_up() -> None:
     prefill = Prefill()
     prefill.ask()
