@@ -21,14 +21,17 @@ _flag = partial(Flag, prefix="BENCH_")
 class PlanCostOptions:
     """costs"""
 
-    steps: Annotated[str, _flag(help="file of `baton bench steps --json`, on the cores of one host")] = ""
+    steps: Annotated[
+        tuple[str, ...],
+        _flag(help="files of `baton bench steps --json`, on the cores of one host; all curves of them together"),
+    ] = ()
     shared_steps: Annotated[
-        str,
+        tuple[str, ...],
         _flag(
-            help="the same on the cores that a worker has while others compute: all workers are on one host then, and "
-            "lend their cores; empty: each has a host for itself"
+            help="the same while others compute: all workers are on one host then, and lend their cores; none: each"
+            " has a host for itself"
         ),
-    ] = ""
+    ] = ()
     handoffs: Annotated[str, _flag(help="file of `baton bench handoff --json`")] = ""
     handoff_transport: Annotated[Literal["shm", "tcp"], _flag(help="which of those handoffs")] = "tcp"
     link_ms: Annotated[

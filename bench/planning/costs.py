@@ -88,13 +88,14 @@ def _decode_features(num_sequences: int, num_pairs: int) -> tuple[float, ...]:
     return 1, num_sequences, max(0, num_sequences - _FEW_ROWS), num_pairs
 
 
-def read_step_costs(flag: str, path: str) -> StepCosts:
-    """From the results of `baton bench steps`. flag: that named the file. Raises: ConfigError."""
-    curves = _read(flag, path, _Steps).curves
+def read_step_costs(flag: str, paths: Sequence[str]) -> StepCosts:
+    """From the curves in several results of `baton bench steps`. flag: that named the files. Raises: ConfigError."""
+    curves = [curve for path in paths for curve in _read(flag, path, _Steps).curves]
     prompts = [point for curve in curves if curve.name == "prompt" for point in curve.points]
     steps = [point for curve in curves if curve.name != "prompt" for point in curve.points]
     if len(prompts) < len(PROMPT_FEATURES) or len(steps) < len(DECODE_FEATURES):
-        raise ConfigError(f"{flag}: wanted all curves of `baton bench steps`, with several points each, got {path}")
+        got = ", ".join(paths) or "no file"
+        raise ConfigError(f"{flag}: wanted all curves of `baton bench steps`, with several points each, got {got}")
     return StepCosts(
         prompt=fit_times(
             PROMPT_FEATURES,
@@ -111,6 +112,8 @@ def read_step_costs(flag: str, path: str) -> StepCosts:
 
 def read_handoff_costs(path: str, transport: str) -> Fit:
     """From the results of `baton bench handoff`: by tokens. Raises: ConfigError."""
+    if not path:
+        raise ConfigError("--handoffs: wanted a file of results, got none")
     points = [each for each in _read("--handoffs", path, _HandoffReport).handoffs if each.transport == transport]
     if len(points) < len(HANDOFF_FEATURES):
         raise ConfigError(f"--handoffs: wanted handoffs over {transport} of several lengths, got {path}")
@@ -141,8 +144,6 @@ def _loss(relative: np.ndarray, coefficients: np.ndarray) -> float:
 
 
 def _read(flag: str, path: str, report: type[_Report]) -> _Report:
-    if not path:
-        raise ConfigError(f"{flag}: wanted a file of results, got none")
     try:
         return msgspec.json.decode(Path(path).read_bytes(), type=report)
     except OSError as error:

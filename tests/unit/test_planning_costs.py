@@ -1,5 +1,6 @@
 """Costs that are fitted to measured points, and steps that slow each other down."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -33,13 +34,22 @@ def test_errors_are_shares_of_what_was_measured() -> None:
 
 
 def test_steps_cost_what_the_medians_of_their_file_say(tmp_path: Path) -> None:
-    costs = read_step_costs("--steps", str(write_steps(tmp_path / "steps.json")))
+    costs = read_step_costs("--steps", [str(write_steps(tmp_path / "steps.json"))])
     assert costs.prompt.coefficients == pytest.approx(PROMPT)
     assert costs.decode.coefficients == pytest.approx(DECODE)
 
 
+def test_curves_of_several_files_are_one_set(tmp_path: Path) -> None:
+    curves = json.loads(write_steps(tmp_path / "all.json").read_text())["curves"]
+    paths = [tmp_path / f"{curve['name']}.json" for curve in curves]
+    for path, curve in zip(paths, curves, strict=True):
+        path.write_text(json.dumps({"curves": [curve]}))
+    costs = read_step_costs("--steps", list(map(str, paths)))
+    assert (costs.prompt.coefficients, costs.decode.coefficients) == (pytest.approx(PROMPT), pytest.approx(DECODE))
+
+
 def test_a_chunk_costs_its_tokens_and_what_they_look_at(tmp_path: Path) -> None:
-    costs = read_step_costs("--steps", str(write_steps(tmp_path / "steps.json")))
+    costs = read_step_costs("--steps", [str(write_steps(tmp_path / "steps.json"))])
     assert costs.prompt_s(prompt_plan([1] * 10, 100, 16)) == pytest.approx(0.02 + 0.010 + 1e-6 * (10 * 100 + 55))
     assert costs.decode_s(decode_plan(6, 50, 16)) == pytest.approx(0.01 + 0.006 + 2 * 0.002 + 1e-6 * 6 * 50)
 
@@ -63,7 +73,7 @@ def test_a_file_without_steps_is_refused(tmp_path: Path, text: str | None, wante
     if text is not None:
         path.write_text(text)
     with pytest.raises(ConfigError, match=f"--steps.*{wanted}"):
-        read_step_costs("--steps", str(path))
+        read_step_costs("--steps", [str(path)])
 
 
 class Ends:
