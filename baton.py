@@ -16,6 +16,7 @@ from common.config import (
     BenchMixedCommand,
     BenchPerplexityCommand,
     BenchPhasesCommand,
+    BenchPlanCommand,
     BenchRunCommand,
     BenchStepsCommand,
     ChatCommand,
@@ -102,6 +103,10 @@ def _start(command: Command) -> int:
             from bench import gateway_bench
 
             return gateway_bench.run(command, PROGRAM)
+        case BenchPlanCommand():
+            from bench.planning import __main__ as planning
+
+            return planning.run(command)
         case BenchStepsCommand() | BenchPhasesCommand() | BenchPerplexityCommand() | BenchHandoffCommand():
             from bench.inside import __main__ as inside
 

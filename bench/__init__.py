@@ -13,6 +13,8 @@ The life of a measurement:
 `baton bench gateway` measures the gateway alone: `gateway_process` starts a real one, `fake_workers` are its workers,
 and `gateway_figures` compares what the client saw with when they sent it.
 
+`planning` needs no server: it simulates deployments. `inside` looks at the engine without one.
+
 What does I/O: `client`, `runs`, `machine_load`, `progress`, `interrupt`, `gateway_process`, `fake_workers`,
 `gateway_bench` and `__main__`. The rest is pure, but for files that it is told to read or write.
 """

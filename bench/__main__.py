@@ -10,14 +10,13 @@ from bench.client import Client, open_client
 from bench.exchange import Server
 from bench.interrupt import INTERRUPTED_EXIT_CODE, stop_on_interrupt
 from bench.plots import check_plots, write_plots
-from bench.prompts import read_prompts
 from bench.report import check_json_path, write_json
 from bench.results import Report, compare_runs, compare_searches
 from bench.runs import Bench
 from bench.slo import need_unloaded, resolve
+from bench.specs import read_specs
 from bench.tables import print_report
-from bench.trace import read_trace
-from bench.workload import Load, RequestSpec, mixed_specs, parse_lengths, random_specs, text_specs, trace_specs
+from bench.workload import Load, RequestSpec, mixed_specs
 from common.bench_config import (
     BenchArrivalOptions,
     BenchCommand,
@@ -25,7 +24,6 @@ from common.bench_config import (
     BenchMixedCommand,
     BenchMixedOptions,
     BenchObjectiveOptions,
-    BenchRequestOptions,
     BenchRunCommand,
     BenchServerOptions,
 )
@@ -58,13 +56,13 @@ def _workload(command: BenchCommand) -> tuple[list[RequestSpec], list[Load]]:
     match command:
         case BenchRunCommand():
             loads = _loads(command.arrivals, command.requests.trace)
-            return _specs(command.requests, command.randomness.seed), loads
+            return read_specs(command.requests, command.randomness.seed), loads
         case BenchGoodputCommand():
             if not (command.objectives.ttft_slo or command.objectives.tpot_slo):
                 raise ConfigError(
                     "wanted objectives to search for: --ttft-slo, --tpot-slo or both, such as 5x or 250ms"
                 )
-            return _specs(command.requests, command.randomness.seed), []
+            return read_specs(command.requests, command.randomness.seed), []
         case BenchMixedCommand():
             return _mixed_specs(command.mixed), [Load("mixed")]
 
@@ -77,18 +75,6 @@ def _loads(arrivals: BenchArrivalOptions, trace: str) -> list[Load]:
     if trace and not arrivals.concurrency:
         return [Load("trace", arrivals.time_factor)]
     return [Load("concurrency", int(num)) for num in arrivals.concurrency or (_DEFAULT_CONCURRENCY,)]
-
-
-def _specs(options: BenchRequestOptions, seed: int) -> list[RequestSpec]:
-    num = options.num_requests
-    if options.trace and options.prompts:
-        raise ConfigError("--trace and --prompts: wanted one of them, got both")
-    if options.trace:
-        return trace_specs(read_trace(options.trace), num, options.max_input_len, options.max_output_len)
-    output_len = parse_lengths(options.output_len)
-    if options.prompts:
-        return text_specs(read_prompts(options.prompts, options.prompt_field), num, output_len, seed)
-    return random_specs(num, parse_lengths(options.input_len), output_len, seed)
 
 
 def _mixed_specs(options: BenchMixedOptions) -> list[RequestSpec]:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from common.flags import Flag
 
-_LENGTH = r"[1-9]\d*(-[1-9]\d*)?"
-_LENGTH_WANTED = "a length such as 128, or a range such as 64-256"
+LENGTH = r"[1-9]\d*(-[1-9]\d*)?"
+LENGTH_WANTED = "a length such as 128, or a range such as 64-256"
 _DURATION = r"(\d+(\.\d+)?(ms|s))?"
 _DURATION_WANTED = "a duration such as 250ms or 1.5s"
 _OBJECTIVE = r"(\d+(\.\d+)?(ms|s|x))?"
@@ -53,11 +53,11 @@ class BenchRequestOptions:
     """requests"""
 
     num_requests: Annotated[int, _flag(help="of one measurement; of a trace at most its own", at_least=1)] = 100
-    input_len: Annotated[
-        str, _flag(help="of random prompts", unit="tokens", pattern=_LENGTH, wanted=_LENGTH_WANTED)
-    ] = "256"
+    input_len: Annotated[str, _flag(help="of random prompts", unit="tokens", pattern=LENGTH, wanted=LENGTH_WANTED)] = (
+        "256"
+    )
     output_len: Annotated[
-        str, _flag(help="of answers, without a trace", unit="tokens", pattern=_LENGTH, wanted=_LENGTH_WANTED)
+        str, _flag(help="of answers, without a trace", unit="tokens", pattern=LENGTH, wanted=LENGTH_WANTED)
     ] = "64"
     trace: Annotated[
         str, _flag(help=".jsonl of t, in, out, session, hash_ids: replayed, unless another arrival is given")

@@ -22,6 +22,7 @@ from common.bench_inside_config import (
     BenchStepsCommand,
     InsideCommand,
 )
+from common.bench_plan_config import BenchPlanCommand
 from common.flag_values import ByteSize
 from common.flags import Flag, Option, options_of, parse
 from common.worker_config import (
@@ -255,6 +256,7 @@ Command = (
     | ChatCommand
     | BenchCommand
     | BenchGatewayCommand
+    | BenchPlanCommand
     | InsideCommand
 )
 
@@ -269,6 +271,7 @@ COMMANDS: dict[str, type[Command]] = {
     "bench goodput": BenchGoodputCommand,
     "bench mixed": BenchMixedCommand,
     "bench gateway": BenchGatewayCommand,
+    "bench plan": BenchPlanCommand,
     "bench steps": BenchStepsCommand,
     "bench phases": BenchPhasesCommand,
     "bench perplexity": BenchPerplexityCommand,

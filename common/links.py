@@ -27,13 +27,12 @@ from common.link_counters import LinkCounters
 from common.link_in import LinkReceiver
 from common.link_out import MAX_OUTBOX, MakeStatus, OutgoingLink
 from common.link_socket import Connection, ConnectionChange, bind, has_event, max_connections, set_options
-from common.service import LinkEvent
+from common.service import STATUS_S, LinkEvent
 from common.socket_thread import SocketThread
 from common.wire import MAX_HEADER_BYTES, Control, decode
 
 logger = logging.getLogger(__name__)
 
-STATUS_S = 0.5
 FORGET_S = 60.0
 """A peer that was not configured, whose connection is down and that was silent for so long loses its socket."""
 MAX_FORGOTTEN = 1024

@@ -1,4 +1,4 @@
-"""What every sans-I/O service takes and returns. Two drivers run them: the real loop and the simulator.
+"""What every sans-I/O service takes and returns. Real loops drive them, and virtual clocks.
 
 A service owns no socket, thread, tensor, callback or clock; `now` is given to it, in seconds.
 """
@@ -48,3 +48,5 @@ class Send:
 
 LinkEvent = Received | LinkLost | LinkFull
 TICK_S = 0.1
+STATUS_S = 0.5
+"""Between two statuses to a peer."""

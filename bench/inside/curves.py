@@ -12,10 +12,15 @@ _UNSTEADY = 1.25
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """size: what grows;  num_tokens: that a step computes;  times_s: of each repeat."""
+    """size: what grows;  times_s: of each repeat.
+
+    num_sequences, num_tokens, num_pairs: of the step, see `StepPlan`
+    """
 
     size: int
+    num_sequences: int
     num_tokens: int
+    num_pairs: int
     times_s: Sequence[float]
 
     @property

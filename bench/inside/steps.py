@@ -93,7 +93,8 @@ def measure_curves(
         points: list[Point] = []
         for size in curve.sizes:
             plan = curve.plan_of(size)
-            points.append(Point(size, plan.num_tokens, _times_s(engine, plan, repeats, point_time_s)))
+            times_s = _times_s(engine, plan, repeats, point_time_s)
+            points.append(Point(size, len(plan.sequences), plan.num_tokens, plan.num_pairs, times_s))
             tick()
         curves.append(Curve(curve.name, curve.title, curve.size_name, points))
     return curves

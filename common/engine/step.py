@@ -45,6 +45,15 @@ class StepPlan:
     def num_tokens(self) -> int:
         return sum(len(sequence.token_ids) for sequence in self.sequences)
 
+    @property
+    def num_pairs(self) -> int:
+        """Of a token that is computed and one that it may look at."""
+        return sum(_num_pairs(sequence.start, len(sequence.token_ids)) for sequence in self.sequences)
+
+
+def _num_pairs(start: int, num_tokens: int) -> int:
+    return num_tokens * start + num_tokens * (num_tokens + 1) // 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:

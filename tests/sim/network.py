@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
+from bench.planning.clock import Clock
 from common.ids import PeerId
 from common.service import LinkEvent, LinkLost, Received
 from common.wire import (
@@ -20,7 +21,6 @@ from common.wire import (
     decode,
     encode,
 )
-from tests.sim.clock import Clock
 
 MAX_DELAY_S = 0.02
 

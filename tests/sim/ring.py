@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from random import Random
 
+from bench.planning.clock import Clock
 from common.errors import RequestError
 from common.ids import PeerId, RequestId
 from common.sampling import Finish, SamplingParams
@@ -17,7 +18,6 @@ from common.wire import GatewayStatus, Role
 from gateway.fleet import Fleet
 from gateway.life import LifePolicy
 from gateway.requests import Abort, Emit, Event, Fail, Requests, Submit
-from tests.sim.clock import Clock
 from tests.sim.network import Network
 from tests.sim.worker import GATEWAY, STATUS_S, Worker
 

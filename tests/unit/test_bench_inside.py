@@ -34,7 +34,7 @@ CONFIG = ModelConfig(
 
 
 def curve(*points: tuple[int, float]) -> Curve:
-    return Curve("batch", "Steps", "sequences", [Point(size, size, [time_s]) for size, time_s in points])
+    return Curve("batch", "Steps", "sequences", [Point(size, size, size, size, [time_s]) for size, time_s in points])
 
 
 def test_exponents_say_how_a_time_grows_between_two_points() -> None:
@@ -43,8 +43,8 @@ def test_exponents_say_how_a_time_grows_between_two_points() -> None:
 
 
 def test_a_point_whose_median_is_far_above_its_fastest_is_unsteady() -> None:
-    assert Point(1, 1, [1.0, 2.3, 2.4]).is_unsteady
-    assert not Point(1, 1, [1.0, 1.1, 9.0]).is_unsteady
+    assert Point(1, 1, 1, 1, [1.0, 2.3, 2.4]).is_unsteady
+    assert not Point(1, 1, 1, 1, [1.0, 1.1, 9.0]).is_unsteady
 
 
 def test_a_decode_plan_computes_the_last_token_of_contexts_that_share_no_block() -> None:

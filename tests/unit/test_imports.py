@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ROOMS = (
     *("kernels", "common.engine", "common", "kvtransfer", "gateway", "prefill", "decode", "aggregated"),
-    *("bench.inside", "bench", "baton"),
+    *("bench.inside", "bench.planning", "bench", "baton"),
 )
 """`common.engine` before `common`, `bench.inside` before `bench`: the first that matches is a module's room."""
 
@@ -26,9 +26,12 @@ MAY_IMPORT = {
     "aggregated": {"aggregated", "prefill", "decode", "kvtransfer", "common.engine", "common"},
     "bench": {"bench", "common"},
     "bench.inside": {"bench.inside", "bench", "gateway", "decode", "kvtransfer", "common.engine", "common", "kernels"},
-    "baton": {"common", "gateway", "prefill", "decode", "aggregated", "bench", "bench.inside"},
+    "bench.planning": {
+        *("bench.planning", "bench", "gateway", "prefill", "decode", "kvtransfer", "common.engine", "common"),
+    },
+    "baton": {"common", "gateway", "prefill", "decode", "aggregated", "bench", "bench.inside", "bench.planning"},
 }
-FOREIGN_TO = {room: {"torch", "transformers"} for room in ("common", "gateway", "bench")}
+FOREIGN_TO = {room: {"torch", "transformers"} for room in ("common", "gateway", "bench", "bench.planning")}
 
 POLICY = (
     "aggregated.service",
@@ -37,6 +40,7 @@ POLICY = (
     "bench.goodput",
     "bench.interleave",
     "bench.measure",
+    "bench.planning.planner",
     "bench.slo",
     "bench.sse",
     "bench.workload",

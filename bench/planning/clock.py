@@ -35,7 +35,7 @@ class Clock:
 
     def run_for(self, duration_s: float) -> None:
         end_s = self.now + duration_s
-        while self._agenda[0][0] <= end_s:
+        while self._agenda and self._agenda[0][0] <= end_s:
             self.now, _, action = heapq.heappop(self._agenda)
             action()
         self.now = end_s
