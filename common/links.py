@@ -57,10 +57,15 @@ class Links:
         advertise_host: str | None,
         make_status: MakeStatus,
         deliver: Callable[[LinkEvent], None],
+        max_outbox: int = MAX_OUTBOX,
     ) -> None:
-        """Raises: ConfigError when the inbox cannot be bound."""
+        """max_outbox: messages that wait for one peer, and are never more if all goes well.
+
+        Raises: ConfigError when the inbox cannot be bound.
+        """
         self._me = me
         self._make_status = make_status
+        self._max_outbox = max_outbox
         self._counters = LinkCounters()
         self._thread = SocketThread(f"links {me}", self._run)
         self._inbox = self._thread.context.socket(zmq.PULL)
@@ -100,7 +105,7 @@ class Links:
     def send(self, peer_id: PeerId, message: Control) -> bool:
         """Queue a message. Any thread; never blocks. False: the peer is unknown, or does not read."""
         peer = self._receiver.peers.get(peer_id)
-        if peer is None or peer.link is None or len(peer.outbox) >= MAX_OUTBOX:
+        if peer is None or peer.link is None or len(peer.outbox) >= self._max_outbox:
             return False
         peer.outbox.append(message)
         self._thread.wakeup.set()
