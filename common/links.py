@@ -5,7 +5,8 @@ the sequence numbers, and a gap, a broken connection and another incarnation are
 
 1. `connect` (a configured address) or a status from an unknown peer opens a connection to that address.
 2. Statuses go there at once and every STATUS_S. They are addressed to nobody until a status of the peer at that
-   address has come back, and again after the connection broke: it may be another incarnation by then.
+   address has come back, and again after the connection broke or while the peer is silent: it may be another
+   incarnation by then.
 3. Messages are numbered when they are handed to ZeroMQ. The receiver drops what it saw already and what is
    addressed to another incarnation, and answers a gap with `LinkBroken`.
 4. When a connection breaks, what was under way is void on both sides (see `LinkNumbers.void_connection`).
@@ -55,10 +56,15 @@ class Links:
         advertise_host: str | None,
         make_status: MakeStatus,
         deliver: Callable[[LinkEvent], None],
+        max_outbox: int = MAX_OUTBOX,
     ) -> None:
-        """Raises: ConfigError when the inbox cannot be bound."""
+        """max_outbox: messages that wait for one peer, and are never more if all goes well.
+
+        Raises: ConfigError when the inbox cannot be bound.
+        """
         self._me = me
         self._make_status = make_status
+        self._max_outbox = max_outbox
         self._counters = LinkCounters()
         self._thread = SocketThread(f"links {me}", self._run)
         self._inbox = self._thread.context.socket(zmq.PULL)
@@ -98,7 +104,7 @@ class Links:
     def send(self, peer_id: PeerId, message: Control) -> bool:
         """Queue a message. Any thread; never blocks. False: the peer is unknown, or does not read."""
         peer = self._receiver.peers.get(peer_id)
-        if peer is None or peer.link is None or len(peer.outbox) >= MAX_OUTBOX:
+        if peer is None or peer.link is None or len(peer.outbox) >= self._max_outbox:
             return False
         peer.outbox.append(message)
         self._thread.wakeup.set()

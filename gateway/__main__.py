@@ -15,13 +15,15 @@ from random import Random
 import uvicorn
 import uvloop
 
-from common.config import GatewayCommand
+from common.config import GatewayCommand, GatewayOptions
 from common.errors import ConfigError, RequestError
 from common.ids import PeerId
+from common.link_out import MAX_OUTBOX
 from common.links import Links
 from common.log import set_up_logging
 from common.metrics import GatewayMetrics
 from common.model_files import ModelFiles, find_model, longest_sequence
+from common.service import LinkEvent
 from common.supervisor.channel import SupervisorChannel
 from common.wire import GatewayStatus
 from gateway.api import Api, Limits
@@ -72,10 +74,13 @@ async def _serve(
     def status_for(worker: PeerId | None) -> GatewayStatus:
         return engine.status_for(worker)
 
+    def deliver(event: LinkEvent) -> None:
+        engine.deliver(event)
+
     def warn(worker: str, problem: str) -> None:
         logger.warning("worker %s cannot serve %s: %s", worker, model.name, problem)
 
-    links = Links(peer, options.bind, options.advertise_host, status_for, lambda event: engine.deliver(event))
+    links = Links(peer, options.bind, options.advertise_host, status_for, deliver, _max_outbox(options))
     engine = GatewayEngine(
         peer,
         Requests(Fleet(files.model_hash, warn), _policy(command), Random()),
@@ -139,6 +144,11 @@ class _Server(uvicorn.Server):
         error = RequestError(503, "the gateway is shutting down", type="service_unavailable", retry_after_s=1)
         asyncio.get_running_loop().call_later(self._drain_timeout_s, self._engine.fail_all, error)
         await super().shutdown(sockets)
+
+
+def _max_outbox(options: GatewayOptions) -> int:
+    """All requests may wait for one worker and go to it at once, each after the cancel of an attempt before."""
+    return max(MAX_OUTBOX, 2 * options.max_concurrent_requests)
 
 
 def _policy(command: GatewayCommand) -> LifePolicy:

@@ -1,5 +1,6 @@
 """Stand-ins that are deterministic and check what they are given."""
 
+from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 
@@ -14,13 +15,13 @@ MAX_MODEL_LEN = 10_000
 TOKEN_BYTES = 4
 
 
-def fake_layout(block_size: int = 4) -> KVLayout:
+def fake_layout(block_size: int = 4, num_kv_heads: int = 1) -> KVLayout:
     """A layout whose blocks hold one int32 a token: 1 layer, K and V of half a float32 each would not exist."""
     return KVLayout(
         name="fake",
         dtype="float32",
         num_layers=1,
-        num_kv_heads=1,
+        num_kv_heads=num_kv_heads,
         head_dim=1,
         block_size=block_size,
         model_hash="fake-model",
@@ -43,8 +44,8 @@ def fake_source(peer: PeerId, layout: KVLayout, num_blocks: int) -> KVSource:
 def next_token(token_ids: Sequence[int], sampling: SamplingParams) -> int:
     """The fake model: a hash of all tokens before it and, unless greedy, of the seed."""
     seed = 0 if sampling.is_greedy else sampling.seed
-    text = repr((seed, list(token_ids))).encode()
-    return int.from_bytes(blake2b(text, digest_size=4).digest(), "little") % VOCAB_SIZE
+    data = array("Q", (seed, *token_ids)).tobytes()
+    return int.from_bytes(blake2b(data, digest_size=4).digest(), "little") % VOCAB_SIZE
 
 
 def expected_tokens(prompt: Sequence[int], sampling: SamplingParams) -> list[int]:

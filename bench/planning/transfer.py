@@ -36,7 +36,7 @@ class VirtualTransfer:
             case SendRelease():
                 self._send_release(effect)
             case AbortPull():
-                """It comes to its end all the same, and its blocks are given back then."""
+                pass  # it comes to its end all the same, and its blocks are given back then
 
     def _end_of(self, receiver: PeerId, pull: StartPull) -> float:
         ends = receiver, pull.kv.source.peer

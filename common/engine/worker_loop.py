@@ -110,12 +110,24 @@ class WorkerLoop(Generic[EventT, EffectT]):
         Raises: BatonError when it is not healthy any more; whoever started the process starts it again.
         """
         is_idle = True
-        while not self._may_leave():
-            self._handle_events(wait=is_idle)
-            self._tick_if_due()
-            is_idle = not self._step()
+        while not self.may_leave():
+            is_idle = not self.turn(wait=is_idle)
 
-    def _may_leave(self) -> bool:
+    def turn(self, *, wait: bool) -> bool:
+        """Events, a tick if it is due, a step. Returns False when there was nothing to compute, or not yet.
+
+        wait: block for the first event until `due_s`
+        """
+        self._handle_events(wait=wait)
+        self._tick_if_due()
+        return self._step()
+
+    def due_s(self, now: float) -> float:
+        """When the next tick or step is due, if no event comes before."""
+        return min(self._next_tick_s, self._next_start_s) if self._next_start_s > now else self._next_tick_s
+
+    def may_leave(self) -> bool:
+        """Whether it was told to stop, and has nothing left to do; gives up what is left when it is time."""
         if self._leave_by_s is None:
             return False
         if self._clock() < self._leave_by_s:
@@ -124,11 +136,9 @@ class WorkerLoop(Generic[EventT, EffectT]):
         return True
 
     def _handle_events(self, *, wait: bool) -> None:
-        """All that wait now; with `wait`, block for the first one until the next tick or step is due."""
         now = self._clock()
-        due_s = min(self._next_tick_s, self._next_start_s) if self._next_start_s > now else self._next_tick_s
         self._turn = Turn(now)
-        event = self._next_event(max(0.0, due_s - now) if wait else 0.0)
+        event = self._next_event(max(0.0, self.due_s(now) - now) if wait else 0.0)
         while event is not None:
             self._handle(event)
             event = self._next_event(0.0)
@@ -168,7 +178,6 @@ class WorkerLoop(Generic[EventT, EffectT]):
         self._status = self._service.status(now)
 
     def _step(self) -> bool:
-        """Run one step. Returns False when there was nothing to compute, or not yet."""
         if self._clock() < self._next_start_s:
             return False
         plan, effects = self._service.plan(self._clock())
