@@ -29,13 +29,15 @@ class Request:
     """A client's request from submission to its terminal frame.
 
     Mutable state: output_token_ids is what the client was sent, over all attempts; the rest below
-    belongs to the current attempt, but for num_failures, failed_s, computed_at and num_cached_tokens.
+    belongs to the current attempt, but for num_failures, failed_s, is_doubtful, computed_at and
+    num_cached_tokens.
 
     prefill:           the worker that computes the prompt or holds its KV
     decode:            the worker that pulls the KV, or has it from the beginning, and goes on
     computed_at:       the last worker that had the prompt: it keeps its KV in the cache for the next attempt
     num_cached_tokens: of the prompt, at the first attempt that brought a token
     failed_s:          when the latest failure came that counted; until then, when the request arrived
+    is_doubtful:       its latest worker died or failed it, and none has decoded it since
     """
 
     request_id: RequestId
@@ -52,6 +54,7 @@ class Request:
     kv: KVDescriptor | None = None
     computed_at: PeerId | None = None
     num_failures: int = 0
+    is_doubtful: bool = False
     num_cached_tokens: int = 0
 
     def is_at(self, peer: PeerId) -> bool:
@@ -74,9 +77,11 @@ class Request:
         """
         return last_heard_s >= self.failed_s
 
-    def note_failure(self, now: float) -> None:
-        self.num_failures += 1
-        self.failed_s = now
+    def note_failure(self, now: float, *, counts: bool) -> None:
+        self.is_doubtful = True
+        if counts:
+            self.num_failures += 1
+            self.failed_s = now
 
     def begin_next_attempt(self, now: float) -> None:
         self.attempt += 1
@@ -104,6 +109,14 @@ class LifePolicy:
     resume_timeout_s: float
     max_attempts: int
 
+    def is_on_trial(self, request: Request) -> bool:
+        """Whether the next failure is the request's last, and nothing speaks for it.
+
+        No other doubtful request of this gateway is under way then, and only doubtful ones are blamed for what their
+        worker dies of. So a request that kills whoever runs it ends, and those that were with it go on.
+        """
+        return request.is_doubtful and request.num_failures == self.max_attempts - 1
+
     def refuse_to_wait(self, request: Request, missing_pools: list[str]) -> RequestError | None:
         """The error that ends this request, which no worker can take now; None when it may wait."""
         if self.when_no_prefill == "queue" or request.output_token_ids or Role.PREFILL not in missing_pools:
@@ -117,6 +130,8 @@ class LifePolicy:
             return RequestError(504, message, type="timeout_error", code="request_timeout")
         if request.phase not in (Phase.QUEUED, Phase.HANDOFF):
             return None
+        if request.phase is Phase.QUEUED and not missing_pools:
+            return None  # it waits for its turn
         limit_s = self.resume_timeout_s if request.output_token_ids else self.no_worker_timeout_s
         if now - request.waiting_since_s <= limit_s:
             return None

@@ -177,9 +177,11 @@ class Requests:
         if request.phase is not Phase.PREFILL:  # said twice: a cancel would drop the very handoff that is wanted
             return []
         if done.index != len(request.output_token_ids):
-            return self._retry(request, f"token {done.index} came, {len(request.output_token_ids)} was next", now)
+            return self._fail_attempt(
+                request, f"token {done.index} came, {len(request.output_token_ids)} was next", now
+            )
         if not (done.finish_reason or done.kv or self.fleet.goes_on(peer)):
-            return self._retry(request, "prefill reported neither an end nor KV", now)
+            return self._fail_attempt(request, "prefill reported neither an end nor KV", now)
         if not request.output_token_ids:
             request.num_cached_tokens = done.num_cached_tokens
         if done.kv:
@@ -196,9 +198,15 @@ class Requests:
         request.prefill = None  # its first token proves that decode pulled and released the KV
         num_known = len(request.output_token_ids) - entry.index
         if num_known < 0:
-            return self._retry(request, f"token {entry.index} came, {len(request.output_token_ids)} was next", now)
+            return self._fail_attempt(
+                request, f"token {entry.index} came, {len(request.output_token_ids)} was next", now
+            )
         finish = Finish(entry.finish_reason, entry.stop_token_id) if entry.finish_reason else None
-        return self._emit(request, entry.token_ids[num_known:], finish)
+        effects = self._emit(request, entry.token_ids[num_known:], finish)
+        if request.is_doubtful:  # not any more, and others may have waited for that
+            request.is_doubtful = False
+            effects += self._route_waiting(now)
+        return effects
 
     def _emit(self, request: Request, token_ids: tuple[int, ...], finish: Finish | None) -> list[Effect]:
         if not token_ids and not finish:
@@ -225,9 +233,8 @@ class Requests:
             case _:
                 needed = request.depends_on(peer)
                 request.forget(peer)
-                return (
-                    self._retry(request, ended.detail, now, counts=ended.reason not in NOBODYS_FAULT) if needed else []
-                )
+                next_attempt = self._retry if ended.reason in NOBODYS_FAULT else self._fail_attempt
+                return next_attempt(request, ended.detail, now) if needed else []
 
     def _lose(self, worker: Worker | None, reason: str, now: float) -> list[Effect]:
         """A worker died or messages between us were lost: what it had of ours goes to its next attempt.
@@ -236,16 +243,20 @@ class Requests:
         """
         if worker is None:
             return []
-        effects: list[Effect] = []
-        for request in [r for r in self._requests.values() if r.depends_on(worker.peer)]:
-            effects += self._retry(request, reason, now, counts=request.may_have_killed(worker.last_heard_s))
-        return effects
+        lost = [request for request in self._requests.values() if request.depends_on(worker.peer)]
+        blamed = [request for request in lost if request.is_doubtful] or lost
+        counted = {r.request_id for r in blamed if r.may_have_killed(worker.last_heard_s)}
+        for request in lost:
+            request.note_failure(now, counts=request.request_id in counted)
+        return [effect for request in lost for effect in self._retry(request, reason, now)]
 
-    def _retry(self, request: Request, reason: str, now: float, *, counts: bool = True) -> list[Effect]:
+    def _fail_attempt(self, request: Request, reason: str, now: float) -> list[Effect]:
+        request.note_failure(now, counts=True)
+        return self._retry(request, reason, now)
+
+    def _retry(self, request: Request, reason: str, now: float) -> list[Effect]:
         """The one way to go on after anything: drop this attempt, start the next from the tokens so far."""
         self.totals["retries"] += 1
-        if counts:
-            request.note_failure(now)
         if request.num_failures >= self._policy.max_attempts:
             message = f"gave up after {request.num_failures} attempts, the last one ended with: {reason}"
             error = RequestError(500, message, type="internal_server_error", code="too_many_attempts")
@@ -267,8 +278,15 @@ class Requests:
 
     def _route(self, request: Request, now: float) -> list[Effect]:
         if request.phase is Phase.QUEUED:
-            return self._send_to_prefill(request, now)
+            return [] if self._waits_its_turn(request) else self._send_to_prefill(request, now)
         return self._send_to_decode(request, now) if request.phase is Phase.HANDOFF else []
+
+    def _waits_its_turn(self, request: Request) -> bool:
+        """Whether it must not be under way beside another doubtful request. See `LifePolicy.is_on_trial`."""
+        if not request.is_doubtful:
+            return False
+        under_way = [r for r in self._requests.values() if r.is_doubtful and r.phase is not Phase.QUEUED]
+        return bool(under_way) and any(self._policy.is_on_trial(r) for r in (request, *under_way))
 
     def _send_to_prefill(self, request: Request, now: float) -> list[Effect]:
         workers = self.fleet.prompt_workers()

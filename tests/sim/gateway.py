@@ -41,6 +41,7 @@ class Client:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     expected: list[int]
+    gateway: str = ""
     is_poison: bool = False
     arrival_s: float = 0.0
     request_id: RequestId | None = None

@@ -120,7 +120,7 @@ class Scenario:
         code, policy = client.error.code, self._plan.policy
         match code:
             case "too_many_attempts":
-                is_legal = client.is_poison or self._may_be_blamed()
+                is_legal = client.is_poison or self._may_be_blamed(client)
             case "request_timeout":
                 is_legal = client.ended_s - client.arrival_s >= policy.request_timeout_s
             case "no_worker":
@@ -130,10 +130,10 @@ class Scenario:
         is_legal &= not client.is_poison or code == "too_many_attempts"
         assert is_legal, f"{client.request_id} ended with {client.error}"
 
-    def _may_be_blamed(self) -> bool:
-        """Whether so many failures may count against a request that is not poison: those that it shared with others."""
+    def _may_be_blamed(self, client: Client) -> bool:
+        """A gateway finds out who kills its workers, but for what other gateways send to them."""
         if self._plan.is_poisoned:
-            return self._world.num_deaths >= self._plan.policy.max_attempts
+            return all(other.gateway != client.gateway for other in self._world.clients if other.is_poison)
         return not (self._plan.is_patient or self._plan.is_calm)
 
     def _begin(self, fault: Fault) -> None:

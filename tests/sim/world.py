@@ -40,7 +40,7 @@ class World:
     """The virtual clock, the network and everybody who is alive.
 
     trace:  takes a format and its arguments for everything that happens
-    Mutable state: live processes by name, clients, requests that kill who runs them, and how many they have killed.
+    Mutable state: live processes by name, clients, and requests that kill who runs them.
     """
 
     def __init__(self, plan: Plan, log: Callable[[str], None] | None = None) -> None:
@@ -51,7 +51,6 @@ class World:
         self.processes: dict[str, Gateway | Worker] = {}
         self.clients: list[Client] = []
         self.poisons: set[RequestId] = set()
-        self.num_deaths = 0
         self._log = log
         self._incarnations = count()
         self._worker_plans: dict[str, WorkerPlan] = {}
@@ -132,7 +131,6 @@ class World:
 
     def killed(self, worker: Worker) -> None:
         """By what it ran. Whoever watches over it starts it again."""
-        self.num_deaths += 1
         self.kill(worker)
         self.clock.after(self.random.uniform(0.1, 1.0), lambda: self.start_again(worker.name))
 
@@ -158,7 +156,7 @@ class World:
         sampling = SamplingParams(
             max_tokens=arrival.max_tokens, temperature=0.0 if arrival.is_greedy else 1.0, seed=arrival.family
         )
-        client = Client(prompt, sampling, expected_tokens(prompt, sampling), arrival.is_poison)
+        client = Client(prompt, sampling, expected_tokens(prompt, sampling), arrival.gateway, arrival.is_poison)
         gateway = self.processes.get(arrival.gateway)
         if isinstance(gateway, Gateway):
             self.clients.append(client)

@@ -1,0 +1,90 @@
+"""A request that workers die of, and those that are with it."""
+
+from itertools import count
+
+from common.ids import PeerId, RequestId
+from common.service import LinkLost, Received, Tick
+from common.wire import DecodeRequest, PrefillRequest, Role, Tokens
+from tests.unit.requests_rig import D0, Bench, prefill_done, tokens
+
+POISON = RequestId("poison")
+
+
+class Ward:
+    """One prefill worker at a time, which the poison kills, and a decode worker that completes what it gets.
+
+    Mutable state: which prefill worker lives, and whom each was asked for.
+    """
+
+    def __init__(self) -> None:
+        self.bench = Bench()
+        self.asked: list[list[RequestId]] = []
+        self._numbers = count()
+        self.start_worker()
+
+    def start_worker(self) -> None:
+        self.bench.now += 1.0
+        self.peer = PeerId(f"p0#{next(self._numbers)}")
+        self.bench.join((D0, Role.DECODE), (self.peer, Role.PREFILL))
+
+    def serve(self) -> None:
+        """The worker takes all that it was sent: it dies of the poison, or computes it."""
+        sent, self.bench.sent = self.bench.sent, []
+        asked = [m for peer, m in sent if peer == self.peer and isinstance(m, PrefillRequest)]
+        self.asked.append([message.request_id for message in asked])
+        if any(message.request_id == POISON for message in asked):
+            self.bench.do(LinkLost(self.peer, "broken"))
+            self.start_worker()
+            return
+        for message in asked:
+            self.bench.do(Received(self.peer, prefill_done(message, self.peer)))
+        self.decode()
+
+    def decode(self) -> None:
+        for peer, message in self.bench.sent.copy():
+            if isinstance(message, DecodeRequest):
+                self.bench.sent.remove((peer, message))
+                index = len(message.output_token_ids)
+                self.bench.do(Received(peer, Tokens(entries=(tokens(message, index, 6 - index),))))
+
+
+def test_a_request_that_kills_whoever_runs_it_ends_and_those_that_were_with_it_go_on() -> None:
+    ward = Ward()
+    clients = {name: ward.bench.submit(name) for name in ("a", POISON, "b")}
+    for _ in range(10):
+        ward.serve()
+        ward.bench.do(Tick())
+    poison = clients.pop(POISON)
+    assert poison.error is not None
+    assert poison.error.code == "too_many_attempts"
+    assert all(client.token_ids == client.expected for client in clients.values())
+    assert [asked for asked in ward.asked if asked] == [["a", POISON, "b"], ["a", POISON, "b"], ["a"], [POISON], ["b"]]
+
+
+def test_what_is_new_does_not_wait_for_a_trial_and_is_not_blamed_for_its_death() -> None:
+    ward = Ward()
+    poison = ward.bench.submit(POISON)
+    ward.serve()
+    ward.serve()
+    late = ward.bench.submit("late")
+    ward.serve()
+    assert ward.asked[-1] == [POISON, "late"]
+    assert poison.error is not None
+    ward.serve()
+    assert late.token_ids == late.expected
+
+
+def test_who_waits_for_its_turn_is_not_told_that_there_are_no_workers() -> None:
+    ward = Ward()
+    clients = [ward.bench.submit(name) for name in ("a", "b")]
+    for _ in range(2):
+        ward.bench.do(LinkLost(ward.peer, "broken"))
+        ward.start_worker()
+    for _ in range(100):
+        ward.bench.now += 0.5
+        ward.bench.join((D0, Role.DECODE), (ward.peer, Role.PREFILL))
+        ward.bench.do(Tick())
+    assert [client.error for client in clients] == [None, None]
+    ward.serve()
+    ward.serve()
+    assert all(client.token_ids == client.expected for client in clients)
