@@ -29,13 +29,16 @@ BUSY_S = 1.0
 SOON_S = 0.3
 FIRST_S = 0.1
 """When the first client may come: most workers have joined by then."""
-MAX_ARRIVALS = 8
-MAX_TOKENS_AT_END = 50
-BLOCK_SIZE = 4
+MAX_PROMPT = 30
+MAX_TOKENS = 20
 SHAPES = ("gpd", "gpd", "gpdd", "gppd", "gppdd", "ggpdd", "ggpd", "gb", "gbb", "ggbb", "gpdb", "gpdbb")
 """Services of a plan by first letters: gateways, and workers that prefill, decode or do both."""
 POISONED = replace(PATIENT, max_attempts=3)
 ROLES = {"p": Role.PREFILL, "d": Role.DECODE, "b": Role.BOTH}
+NUM_BLOCKS = (14, 14, 14, 20, 40)
+"""Of 4 tokens: the longest request needs 13, and a block is left free for the others."""
+MAX_ARRIVALS = 8
+NUM_ARRIVALS = (1, 2, 3, 4, 6, MAX_ARRIVALS, MAX_ARRIVALS, MAX_ARRIVALS)
 NUM_FAULTS = (0, 0, 1, 1, 1, 2, 2, 3, 3, 4, 6)
 
 
@@ -53,13 +56,13 @@ def draw_ordinary(random: Random, seed: int) -> Plan:
     shape = random.choice(SHAPES)
     gateways = tuple(f"g{index}" for index in range(shape.count("g")))
     num_heads = 2 if random.random() < 0.25 else 1
-    num_blocks = random.choice((14, 14, 20, 40, 64))
+    num_blocks = random.choice(NUM_BLOCKS)
     workers = tuple(
         draw_worker(random, f"{letter}{index}", ROLES[letter], num_blocks, num_heads)
         for index, letter in enumerate(shape.replace("g", ""))
     )
     width_s = random.choice((0.02, 0.3, BUSY_S))
-    arrivals = tuple(draw_arrival(random, gateways, width_s) for _ in range(random.randint(1, MAX_ARRIVALS)))
+    arrivals = tuple(draw_arrival(random, gateways, width_s) for _ in range(random.choice(NUM_ARRIVALS)))
     names = [*gateways, *(worker.name for worker in workers)]
     faults = tuple(random.choice(KINDS)(random, names, workers) for _ in range(random.choice(NUM_FAULTS)))
     return Plan(
@@ -91,7 +94,7 @@ def crowded(random: Random, plan: Plan) -> Plan:
         for name, role in (("p0", Role.PREFILL), ("d1", Role.DECODE))
     )
     arrivals = tuple(
-        replace(draw_arrival(random, plan.gateways, 0.1), max_tokens=random.randint(10, 20))
+        replace(draw_arrival(random, plan.gateways, 0.1), max_tokens=random.randint(10, MAX_TOKENS))
         for _ in range(MAX_ARRIVALS)
     )
     faults = plan.faults if random.random() < 0.5 else ()
@@ -110,10 +113,10 @@ def draw_worker(random: Random, name: str, role: Role, num_blocks: int, num_head
 
 
 def draw_arrival(random: Random, gateways: tuple[str, ...], width_s: float, *, is_poison: bool = False) -> Arrival:
-    max_tokens = random.choice((1, random.randint(2, 6), random.randint(2, 20), random.randint(10, 20)))
+    max_tokens = random.choice((1, random.randint(2, 6), *(random.randint(10, MAX_TOKENS) for _ in range(2))))
     return Arrival(
         at_s=round(random.uniform(FIRST_S, FIRST_S + width_s), 3),
-        num_prompt=random.randint(1, MAX_TOKENS_AT_END - 20),
+        num_prompt=random.randint(1, MAX_PROMPT),
         max_tokens=max_tokens,
         gateway=random.choice(gateways),
         family=random.randrange(3),

@@ -151,6 +151,10 @@ def never_time_out(policy: LifePolicy, request: Request, missing_pools: list[str
     return None
 
 
+def try_nobody_alone(policy: LifePolicy, request: Request) -> bool:
+    return False
+
+
 def evict_a_shared_block(blocks: BlockManager, block_ids: Any) -> None:
     """By taking no reference to what is cached."""
     for block_id in block_ids:
@@ -174,27 +178,28 @@ def seal_another_content(scheduler: DecodeScheduler, sequence: DecodeSequence) -
 
 MUTANTS: dict[str, Mutant] = {
     "drop a release": Mutant(PrefillScheduler, "release", drop_a_release, 0),
-    "take any attempt": Mutant(Requests, "_current", take_any_attempt, 15),
+    "take any attempt": Mutant(Requests, "_current", take_any_attempt, 4),
     "forget a cancel": Mutant(PrefillService, "_cancel", forget_a_cancel, 92),
-    "reuse blocks early": Mutant(DecodeScheduler, "cancel", reuse_blocks_early, 201),
+    "reuse blocks early": Mutant(DecodeScheduler, "cancel", reuse_blocks_early, 76),
     "ignore a lost link": Mutant(Requests, "handle", ignore_a_lost_link, 8),
-    "emit tokens twice": Mutant(EngineGeneration, "__anext__", emit_tokens_twice, 4),
+    "emit tokens twice": Mutant(EngineGeneration, "__anext__", emit_tokens_twice, 16),
     "renew no lease": Mutant(Requests, "leases", renew_no_lease, 32),
-    "preempt the oldest": Mutant(DecodeScheduler, "schedule", preempt_the_oldest, 25),
-    "drain and accept": Mutant(PrefillService, "drain", drain_and_accept, 58),
+    "preempt the oldest": Mutant(DecodeScheduler, "schedule", preempt_the_oldest, 1),
+    "drain and accept": Mutant(PrefillService, "drain", drain_and_accept, 92),
     "share blocks before they are computed": Mutant(
         PrefillScheduler, "_start", share_blocks_before_they_are_computed, 1
     ),
     "publish before ranks know": Mutant(GroupSender, "apply", publish_before_ranks_know, 179),
-    "see no gap": Mutant(LinkNumbers, "take_message", see_no_gap, 117),
+    "see no gap": Mutant(LinkNumbers, "take_message", see_no_gap, 936),
     "withdraw nothing": Mutant(PrefillService, "_tick", withdraw_nothing, 41),
-    "take late answers": Mutant(SourceChannel, "forget", take_late_answers, 114),
+    "take late answers": Mutant(SourceChannel, "forget", take_late_answers, 175),
     "keep the attempt": Mutant(Request, "begin_next_attempt", keep_the_attempt, 4),
     "never time out": Mutant(LifePolicy, "overdue", never_time_out, 18),
-    "evict a shared block": Mutant(BlockManager, "share", evict_a_shared_block, 5),
-    "lose unsent tokens": Mutant(DecodeService, "_keep", lose_unsent_tokens, 82),
+    "try nobody alone": Mutant(LifePolicy, "is_on_trial", try_nobody_alone, 31),
+    "evict a shared block": Mutant(BlockManager, "share", evict_a_shared_block, 1),
+    "lose unsent tokens": Mutant(DecodeService, "_keep", lose_unsent_tokens, 62),
     "lose unsent messages": Mutant(Gateways, "keep_unsent", lose_unsent_messages, 1),
-    "seal another content": Mutant(DecodeScheduler, "_seal", seal_another_content, 0),
+    "seal another content": Mutant(DecodeScheduler, "_seal", seal_another_content, 1),
 }
 """What is done wrong, and where."""
 
