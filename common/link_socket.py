@@ -140,8 +140,11 @@ class Wakeup:
 
 
 def has_event(socket: "zmq.Socket[bytes]", event: zmq.PollEvent) -> bool:
-    """Whether it can be read from (POLLIN) or written to (POLLOUT) now. Its `poll` would build a poller to say so."""
-    return bool(int(socket.getsockopt(zmq.EVENTS)) & event)
+    """Whether it can be read from (POLLIN) or written to (POLLOUT) now.
+
+    Its `poll` would build a poller to say so, and `&` of an enum's flags takes 2 µs.
+    """
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & int(event))
 
 
 def set_options(socket: "zmq.Socket[bytes]", max_queued: int) -> None:
