@@ -81,26 +81,27 @@ class CheckedRequests(Requests):
     """Sees to it that messages of other attempts change nothing, and that only who is alive is asked for anything."""
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        before = {request.request_id: Told.of(request) for request in self._requests.values()}
-        effects = super().handle(event, now)
         match event:
             case Received(_, PrefillDone() | Ended() as message):
-                self._check_stale(message, before)
+                told = (message,)
             case Received(_, Tokens(entries=entries)):
-                for entry in entries:
-                    self._check_stale(entry, before)
+                told = entries
             case _:
-                pass
+                told = ()
+        stale = {entry: request for entry in told if (request := self._of_another_attempt(entry))}
+        before = {entry: Told.of(request) for entry, request in stale.items()}
+        effects = super().handle(event, now)
+        for entry, request in stale.items():
+            after = Told.of(request)
+            assert before[entry] == after, f"{entry} is stale, and makes {after} of {before[entry]}"
         for effect in effects:
             if isinstance(effect, Send) and not isinstance(effect.message, Cancel):
                 assert effect.peer in self.fleet, f"{effect.message} is sent to {effect.peer}, which is not there"
         return effects
 
-    def _check_stale(self, message: PrefillDone | Ended | TokensEntry, before: dict[RequestId, Told]) -> None:
-        told, request = before.get(message.request_id), self._requests.get(message.request_id)
-        if told is not None and told.attempt != message.attempt:
-            assert request is not None, f"{message} is stale, and ends {told}"
-            assert told == Told.of(request), f"{message} is stale, and makes {Told.of(request)} of {told}"
+    def _of_another_attempt(self, message: PrefillDone | Ended | TokensEntry) -> Request | None:
+        request = self._requests.get(message.request_id)
+        return request if request and request.attempt != message.attempt else None
 
 
 class Gateway(Process):

@@ -155,6 +155,17 @@ def try_nobody_alone(policy: LifePolicy, request: Request) -> bool:
     return False
 
 
+def overtake_in_the_queue(scheduler: DecodeScheduler) -> list[DecodeSequence]:
+    """Whoever fits goes first."""
+    admitted: list[DecodeSequence] = []
+    for sequence in [*scheduler._waiting.values()]:
+        if scheduler._reserve(sequence):
+            del scheduler._waiting[sequence.key]
+            scheduler._pulling[sequence.key] = sequence
+            admitted.append(sequence)
+    return admitted
+
+
 def evict_a_shared_block(blocks: BlockManager, block_ids: Any) -> None:
     """By taking no reference to what is cached."""
     for block_id in block_ids:
@@ -196,6 +207,7 @@ MUTANTS: dict[str, Mutant] = {
     "keep the attempt": Mutant(Request, "begin_next_attempt", keep_the_attempt, 4),
     "never time out": Mutant(LifePolicy, "overdue", never_time_out, 18),
     "try nobody alone": Mutant(LifePolicy, "is_on_trial", try_nobody_alone, 31),
+    "overtake in the queue": Mutant(DecodeScheduler, "admit", overtake_in_the_queue, 4),
     "evict a shared block": Mutant(BlockManager, "share", evict_a_shared_block, 1),
     "lose unsent tokens": Mutant(DecodeService, "_keep", lose_unsent_tokens, 62),
     "lose unsent messages": Mutant(Gateways, "keep_unsent", lose_unsent_messages, 1),

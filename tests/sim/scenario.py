@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from tests.sim.gateway import Client
@@ -30,8 +29,9 @@ REST_S = 20.0
 """By which every lease, pull and memory of somebody who was silent has run out."""
 CALM_REST_S = 1.0
 """By which everybody was told who has to know, where nothing is lost."""
-AFTERGLOW_S = 1.2
-"""By which what was sent last, and what comes twice, has arrived."""
+SOON_S, LATE_S = 0.2, 1.5
+"""By which what was sent last has arrived; where messages are late, or come twice."""
+GLANCE_S = 0.05
 LOOK_S = 0.25
 
 
@@ -78,12 +78,13 @@ class Scenario:
             world.clock.at(fault.at_s, lambda fault=fault: self._begin(fault))
         self._spoil(max((each.at_s for each in (*plan.arrivals, *plan.faults)), default=0.0))
         world.clock.run_for(self._spoilt_until_s)
-        world.run_until(self._is_over, math.inf)
+        while not self._is_over():
+            world.clock.run_for(GLANCE_S)
         for client in world.clients:
             self._check_end(client)
         within_s = CALM_REST_S if plan.is_calm else REST_S
         self._rest(within_s)
-        world.clock.run_for(AFTERGLOW_S)
+        world.clock.run_for(LATE_S if any(isinstance(fault, Storm) for fault in plan.faults) else SOON_S)
         self._rest(within_s)
         if plan.is_calm:
             self._check_retries()

@@ -155,7 +155,7 @@ class Poller:
         del self._flags[key]
 
     def poll(self, timeout_ms: float | None = None) -> list[tuple[Any, int]]:
-        ready = [(key, key.ready & flags) for key, flags in self._flags.items() if key.ready & flags]
+        ready = [(key, found) for key, flags in self._flags.items() if (found := key.ready & flags)]
         if not ready:
             if timeout_ms != 0:
                 raise Blocked(timeout_ms)

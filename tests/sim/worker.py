@@ -56,7 +56,7 @@ class Worker(Process):
     """One incarnation.
 
     Mutable state: until when the main thread computes; what it has published; sequences as of the last event: whom it
-    has at all once it was told to stop, and the ages of those that ran.
+    has at all once it was told to stop, those that waited, and the ages of those that ran.
     """
 
     def __init__(self, world: World, plan: WorkerPlan, peer: PeerId) -> None:
@@ -72,7 +72,9 @@ class Worker(Process):
         self._wake_s = 0.0
         self._is_scheduled = False
         self._is_leaving = False
+        self._is_unchecked = False
         self._kept: set[SequenceKey] | None = None
+        self._waiting: dict[SequenceKey, tuple[bool, tuple[float, SequenceKey]]] = {}
         self._ages: dict[SequenceKey, tuple[float, SequenceKey]] = {}
         self._inbox: Any = Inbox(self._wake)
         with owned_by(self, world.network):
@@ -193,6 +195,7 @@ class Worker(Process):
         self._is_scheduled = False
         if self.clock.now < self._busy_until_s:
             return
+        self._is_unchecked = True
         try:
             if self._loop.may_leave():
                 self.links.close(flush_s=0.5)
@@ -219,6 +222,9 @@ class Worker(Process):
 
     def check(self) -> None:
         """Every block is owned by those who say so, and by nobody else. Who was told to stop takes nothing new."""
+        if not self._is_unchecked:
+            return
+        self._is_unchecked = False
         streams = self.streams.sequences()
         sequences = (*self.prompts.sequences(), *streams)
         references = num_references([sequence.block_table for sequence in sequences], self.blocks.num_blocks)
@@ -226,10 +232,19 @@ class Worker(Process):
         for key, block_ids in self.published.items():
             assert all(references[block_id] for block_id in block_ids), f"{self.peer}: {key} is published and not held"
         self._ages = {sequence.key: sequence.age_order for sequence in streams if sequence.key in self.streams._running}
+        self._check_queue({sequence.key for sequence in streams})
         if self._loop._leave_by_s is not None:
             held = {sequence.key for sequence in sequences}
             assert self._kept is None or held <= self._kept, f"{self.peer} drains, and has taken {held - self._kept}"
             self._kept = held
+
+    def _check_queue(self, held: set[SequenceKey]) -> None:
+        """In the queue for blocks nobody who waited longer, or is resumed, was overtaken. Short prompts may do so."""
+        before = self._waiting
+        self._waiting = {s.key: (s.key.attempt == 0, s.age_order) for s in self.streams.waiting()}
+        started = [order for key, order in before.items() if key in held and key not in self._waiting]
+        stayed = [order for key, order in before.items() if key in self._waiting]
+        assert not (started and stayed) or max(started) < min(stayed), f"{self.peer}: {started} overtake {stayed}"
 
     def unrest(self) -> str:
         """What is left here when nothing should be; "" for nothing."""
