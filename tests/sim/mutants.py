@@ -17,7 +17,7 @@ from decode.service import DecodeService
 from gateway.engine import EngineGeneration
 from gateway.life import LifePolicy, Request
 from gateway.requests import Requests
-from kvtransfer.group import GroupSender
+from kvtransfer.group import GroupSender, encode_for_rank
 from kvtransfer.source_channel import SourceChannel
 from kvtransfer.transport import Publish, Withdraw
 from prefill.scheduler import PrefillScheduler, PrefillSequence
@@ -102,17 +102,14 @@ DRAIN = PrefillService.drain
 
 def share_blocks_before_they_are_computed(scheduler: PrefillScheduler, sequence: PrefillSequence) -> None:
     START(scheduler, sequence)
-    num_heads = 1
     for block_id, block_hash in zip(sequence.block_table, sequence.hashes, strict=False):
-        scheduler._blocks.seal(block_id, block_hash, (0,) * num_heads)
+        scheduler._blocks.seal(block_id, block_hash, (0,))
 
 
 START = PrefillScheduler._start
 
 
 def publish_before_ranks_know(sender: GroupSender, effect: Any) -> None:
-    from kvtransfer.group import encode_for_rank
-
     sender._own.apply(effect)
     match effect:
         case Publish() | Withdraw():
