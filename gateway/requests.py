@@ -285,8 +285,10 @@ class Requests:
         """Whether it must not be under way beside another doubtful request. See `LifePolicy.is_on_trial`."""
         if not request.is_doubtful:
             return False
-        under_way = [r for r in self._requests.values() if r.is_doubtful and r.phase is not Phase.QUEUED]
-        return bool(under_way) and any(self._policy.is_on_trial(r) for r in (request, *under_way))
+        under_way = (r for r in self._requests.values() if r.is_doubtful and r.phase is not Phase.QUEUED)
+        if self._policy.is_on_trial(request):
+            return next(under_way, None) is not None
+        return any(map(self._policy.is_on_trial, under_way))
 
     def _send_to_prefill(self, request: Request, now: float) -> list[Effect]:
         workers = self.fleet.prompt_workers()

@@ -1,7 +1,9 @@
 """What `baton serve` shows: one live line on a terminal, plain lines elsewhere."""
 
 import json
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -41,7 +43,10 @@ def banner(url: str, has_api_key: bool, log_dir: Path) -> str:
 
 
 class Display:
-    """Writes to one stream. Mutable state: what is on the live line, and what was last said of each child."""
+    """Writes to one stream; what cannot be written (a full disk, a reader that is gone) stops nothing.
+
+    Mutable state: what is on the live line, and what was last said of each child.
+    """
 
     def __init__(self, stream: TextIO, width: int | None) -> None:
         """width: of the terminal that the stream is, in columns; None: it is no terminal."""
@@ -71,10 +76,18 @@ class Display:
         self._write(self._erase())
         self._live = ""
 
+    def close(self) -> None:
+        """Drop what could not be written: else it fails again when Python ends, and changes its exit code."""
+        try:
+            self._stream.flush()
+        except OSError:
+            with open(os.devnull, "wb") as nothing:
+                os.dup2(nothing.fileno(), self._stream.fileno())
+
     def _erase(self) -> str:
         return _ERASE_LINE if self._live else ""
 
     def _write(self, text: str) -> None:
-        if text:
+        with suppress(OSError):
             self._stream.write(text)
             self._stream.flush()

@@ -7,6 +7,7 @@ import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from common.supervisor.channel import Event, decode_event
 
@@ -16,6 +17,8 @@ _MAX_TAIL_BYTES = 64 * 1024
 class ChildProcess:
     """A running child. Its standard output and error go to the end of a log file; it has no standard input.
 
+    Where the log cannot be opened (a full disk, a folder that is gone) the child runs without one.
+    Raises: OSError when the system has no room for a process.
     It leads a session of its own, so that the terminal's Ctrl-C reaches only the supervisor, which then ends it.
     `channel` is readable (never blocking) whenever events or the child's end are there to be read.
     """
@@ -25,18 +28,22 @@ class ChildProcess:
         self.channel.setblocking(False)
         self._received = b""
         self._log_path = log_path
-        with theirs, log_path.open("ab") as log:
-            self._log_start = log.tell()
-            fd = theirs.fileno()
-            self._process = subprocess.Popen(
-                [*argv, f"--supervisor-fd={fd}"],
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                pass_fds=[fd],
-                start_new_session=True,
-            )
+        try:
+            with theirs, _open_log(log_path) as log:
+                self._log_start = log.tell()
+                fd = theirs.fileno()
+                self._process = subprocess.Popen(
+                    [*argv, f"--supervisor-fd={fd}"],
+                    env=environ,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[fd],
+                    start_new_session=True,
+                )
+        except BaseException:
+            self.channel.close()
+            raise
 
     @property
     def pid(self) -> int:
@@ -76,7 +83,18 @@ class ChildProcess:
 
     def last_lines(self, num_lines: int) -> list[str]:
         """The end of what this child wrote, earlier children's lines in the same file left out."""
-        with self._log_path.open("rb") as log:
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(self._log_start, size - _MAX_TAIL_BYTES))
-            return log.read().decode(errors="replace").splitlines()[-num_lines:]
+        try:
+            with self._log_path.open("rb") as log:
+                size = log.seek(0, os.SEEK_END)
+                log.seek(max(self._log_start, size - _MAX_TAIL_BYTES))
+                tail = log.read(_MAX_TAIL_BYTES).replace(b"\0", b"")  # where bytes were lost
+                return tail.decode(errors="replace").splitlines()[-num_lines:]
+        except OSError as error:
+            return [f"(its log cannot be read: {error.strerror})"]
+
+
+def _open_log(path: Path) -> BinaryIO:
+    try:
+        return path.open("ab")
+    except OSError:
+        return open(os.devnull, "ab")

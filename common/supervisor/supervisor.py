@@ -20,6 +20,9 @@ from common.supervisor.signals import STOP_SIGNALS, read_signals, signal_socket
 STOP_GRACE_S = 4.0
 """From SIGTERM to SIGKILL. All is gone within five seconds."""
 
+NO_PROCESS_EXIT_CODE = 1
+"""Of a child for which the system had no room: as if it had ended at once."""
+
 _NUM_LAST_LINES = 15
 
 
@@ -64,6 +67,7 @@ class Supervisor:
                 self._stop(wakeup)
             finally:
                 self._kill_all()
+                self._display.close()
         return exit_code
 
     def _supervise(self, wakeup: socket.socket) -> int:
@@ -81,8 +85,13 @@ class Supervisor:
                 port = () if slot.url is None else (f"--port={urlsplit(slot.url).port}",)
                 environ = child_environ(dict(os.environ), slot.plan.secrets)
                 slot.child.start(now)
-                slot.process = ChildProcess((*slot.plan.argv, *port), environ, slot.log_path)
-                self._selector.register(slot.process.channel, selectors.EVENT_READ, slot)
+                try:
+                    slot.process = ChildProcess((*slot.plan.argv, *port), environ, slot.log_path)
+                except OSError as error:
+                    then = self._decide(slot, NO_PROCESS_EXIT_CODE)
+                    self._display.say(f"{slot.plan.name} cannot be started: {error}; {then}.")
+                else:
+                    self._selector.register(slot.process.channel, selectors.EVENT_READ, slot)
 
     def _wait(self, wakeup: socket.socket, until: float | None) -> None:
         """Block until a child reports, a signal comes or the time is there; take in what came."""
@@ -131,16 +140,20 @@ class Supervisor:
             ended.append((slot, returncode))
         return ended
 
-    def _on_exit(self, slot: _Slot, returncode: int) -> None:
-        assert slot.process is not None
+    def _decide(self, slot: _Slot, returncode: int) -> str:
+        """What follows from an end of the child, in words."""
         now = time.monotonic()
         match slot.child.exit(returncode, now):
             case GiveUp(exit_code):
                 self._exit_code = exit_code
-                then = "stopping everything"
+                return "stopping everything"
             case Restart(delay_s):
                 slot.start_at = now + delay_s
-                then = f"starting it again in {delay_s:g} s"
+                return f"starting it again in {delay_s:g} s"
+
+    def _on_exit(self, slot: _Slot, returncode: int) -> None:
+        assert slot.process is not None
+        then = self._decide(slot, returncode)
         last_lines = slot.process.last_lines(_NUM_LAST_LINES)
         self._display.say(death_report(slot.plan.name, returncode, last_lines, slot.log_path, then))
         self._forget(slot)

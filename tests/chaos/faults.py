@@ -12,11 +12,14 @@ from random import Random
 from typing import Any
 from urllib.parse import urlparse
 
-from tests.e2e.stack import Stack
+from tests.e2e.stack import Stack, wait_until
 
 MAX_FREEZE_S = 10.0
 UNREAD_S = 2.0
 """A client that never reads is there for so long."""
+MAX_TAKEN_S = 3.0
+TAKING_S = 0.4
+"""Sooner than a dead gateway is started again."""
 
 
 class Faults:
@@ -35,13 +38,13 @@ class Faults:
         self._body = body
         self._frozen: set[int] = set()
         self._timers: list[threading.Timer] = []
-        self._clients: list[socket.socket] = []
+        self._sockets: list[socket.socket] = []
 
     def strike(self) -> None:
         """One of all kinds of faults, to somebody who is there."""
         kinds: Sequence[Callable[[], bool]] = (
-            *(self._kill, self._kill, self._terminate, self._freeze, self._freeze),
-            *(self._leave, self._never_read),
+            *(self._kill, self._kill, self._kill, self._terminate, self._freeze, self._freeze, self._freeze),
+            *(self._leave, self._never_read, self._take_port),
         )
         kind = self._random.choice(kinds)
         if kind():
@@ -53,8 +56,8 @@ class Faults:
             timer.cancel()
         for pid in list(self._frozen):
             self._thaw(pid)
-        for client in self._clients:
-            client.close()
+        for each in self._sockets:
+            each.close()
 
     def _target(self) -> int | None:
         """Somebody's process id; None: it is not there just now."""
@@ -89,6 +92,23 @@ class Faults:
                 return True
         return False
 
+    def _take_port(self) -> bool:
+        """The gateway dies, and for a while somebody else listens where it did."""
+        url = urlparse(self._stack.url)
+        taker = socket.socket()
+        taker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(AssertionError, ProcessLookupError):  # it is not there just now
+            os.kill(self._stack.pid("gateway"), signal.SIGKILL)
+        try:
+            wait_until(lambda: _binds(taker, url.hostname, url.port), TAKING_S)
+        except AssertionError:  # it was back sooner
+            taker.close()
+            return False
+        taker.listen()
+        self._sockets.append(taker)
+        self._later(self._random.uniform(1, MAX_TAKEN_S), taker.close)
+        return True
+
     def _leave(self) -> bool:
         """A client that goes in mid-stream."""
         return self._ask(self._random.uniform(0, 1))
@@ -109,7 +129,7 @@ class Faults:
         except OSError:  # the gateway is not there just now
             client.close()
             return False
-        self._clients.append(client)
+        self._sockets.append(client)
         self._later(closed_after_s, client.close)
         return True
 
@@ -118,3 +138,11 @@ class Faults:
         timer.daemon = True
         self._timers.append(timer)
         timer.start()
+
+
+def _binds(taker: socket.socket, host: str | None, port: int | None) -> bool:
+    try:
+        taker.bind((host, port))
+    except OSError:
+        return False
+    return True

@@ -28,6 +28,7 @@ TARGETS = {
     "decode-1/1": 1,
 }
 WORKERS = ("prefill-0", "prefill-1", "decode-0", "decode-1")
+WITHOUT_LOGS = ("gateway", "prefill-0", "decode-0")
 REST_S = 120.0
 """For every worker to be there again: one that died often is started later each time."""
 
@@ -56,8 +57,13 @@ def bodies() -> list[dict[str, Any]]:
 
 
 def start(folder: Path, dtype: str) -> Stack:
-    """Two workers of two ranks in each pool, with room for a few sequences, so that some are preempted."""
+    """Two workers of two ranks in each pool, with room for a few sequences, so that some are preempted.
+
+    What they and the gateway log finds no room, but for one worker of each pool.
+    """
     save_tiny(folder / "model")
+    for name in WITHOUT_LOGS:
+        (folder / f"{name}.log").symlink_to("/dev/full")
     return Stack(
         *(f"--model={folder / 'model'}", f"--dtype={dtype}", f"--kv-cache-memory={40 * BLOCK_BYTES}"),
         *("--prefill=2", "--decode=2", f"--prefill-tp={NUM_RANKS}", f"--decode-tp={NUM_RANKS}"),

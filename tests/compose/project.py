@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -45,6 +46,14 @@ class Project(Front):
         self.compose("up", "--detach", "--wait", f"--wait-timeout={UP_S}", *scales)
         self.find_gateway()
         return time.monotonic() - started_s
+
+    def pause(self, container: str, seconds: float) -> None:
+        """Returns once Docker, which calls a container unhealthy from its pause to its next check, calls it healthy."""
+        self.docker("pause", container)
+        threading.Event().wait(seconds)  # what is tested is a worker that is silent for so long
+        self.docker("unpause", container)
+        health = "--format={{.State.Health.Status}}"
+        self.wait_until(lambda: self.docker("inspect", health, container).strip() == "healthy", UP_S)
 
     def find_gateway(self) -> None:
         """Learn the port, which is another one after a restart."""

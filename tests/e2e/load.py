@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Self
 
 import httpx
@@ -20,17 +22,24 @@ class LoadStream:
     """What one client saw of one request.
 
     body:          which of the load's bodies it was
-    gaps_s:        between the frames that brought tokens
+    began_s:       when it was asked for first
+    times_s:       when frames came that brought tokens
     error:         of HTTP or in the stream; empty: none
     num_broken:    times that the gateway died or left before the answer was complete
     """
 
     body: int
+    began_s: float
     token_ids: list[int] = field(default_factory=list[int])
-    gaps_s: list[float] = field(default_factory=list[float])
+    times_s: list[float] = field(default_factory=list[float])
     num_terminal_frames: int = 0
     error: str = ""
     num_broken: int = 0
+
+    @property
+    def gaps(self) -> list[tuple[float, float]]:
+        """Between two frames that brought tokens: from when to when."""
+        return list(pairwise(self.times_s))
 
     @property
     def is_told_to_come_again(self) -> bool:
@@ -38,7 +47,7 @@ class LoadStream:
 
     def begin_again(self) -> None:
         """Whatever came until now is void."""
-        self.token_ids, self.gaps_s = [], []
+        self.token_ids, self.times_s = [], []
         self.num_terminal_frames, self.error = 0, ""
         self.num_broken += 1
 
@@ -85,13 +94,20 @@ class Load:
     def num_tokens(self) -> int:
         return sum(len(stream.token_ids) for stream in self.streams)
 
-    @property
-    def gaps_s(self) -> list[float]:
-        return [gap_s for stream in self.streams for gap_s in stream.gaps_s]
+    def gaps_s(self, since_s: float = -math.inf, until_s: float = math.inf) -> list[float]:
+        """Of all streams, those that ended meanwhile."""
+        gaps = [gap for stream in self.streams for gap in stream.gaps]
+        return [end_s - start_s for start_s, end_s in gaps if since_s <= end_s < until_s]
 
     @property
     def longest_gap_s(self) -> float:
-        return max(self.gaps_s)
+        return max(self.gaps_s())
+
+    def stall_s(self, moment_s: float) -> float:
+        """From then until each stream that was there had its next token: the longest."""
+        streams = [stream for stream in self.streams if stream.began_s < moment_s]
+        next_s = (next((came_s for came_s in stream.times_s if came_s > moment_s), moment_s) for stream in streams)
+        return max(next_s) - moment_s
 
     def wait_for_tokens(self, number: int) -> None:
         """Until so many more have come, over all streams."""
@@ -128,7 +144,7 @@ class Load:
     async def _be_client(self, client: httpx.AsyncClient, numbers: deque[int] | None) -> None:
         while numbers or (numbers is None and not self._is_leaving.is_set()):
             number = numbers.popleft() if numbers else len(self.streams)
-            stream = LoadStream(number % len(self._bodies))
+            stream = LoadStream(number % len(self._bodies), time.monotonic())
             self.streams.append(stream)
             try:
                 while not await self._is_answered(client, stream):
@@ -154,7 +170,6 @@ class Load:
     async def _follow(self, client: httpx.AsyncClient, stream: LoadStream) -> None:
         body = {**self._bodies[stream.body], "stream": True}
         path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-        last_s = 0.0
         async with client.stream("POST", path, json=body) as response:
             if response.status_code != 200:
                 stream.error = f"{response.status_code}: {(await response.aread()).decode()}"
@@ -166,7 +181,5 @@ class Load:
                     stream.error = stream.error or json.dumps(chunk.get("error", ""))[1:-1]
                     token_ids = [token for choice in chunk.get("choices", ()) for token in choice.get("token_ids", ())]
                     if token_ids:
-                        now = time.monotonic()
-                        stream.gaps_s += [now - last_s] if stream.token_ids else []
+                        stream.times_s.append(time.monotonic())
                         stream.token_ids += token_ids
-                        last_s = now

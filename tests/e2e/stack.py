@@ -128,7 +128,7 @@ class Stack(Front):
 
     def pid(self, name: str) -> int:
         """Of the process with this name: a child (`gateway`, `prefill-0`, …), or another rank of one (`decode-1/2`)."""
-        pid = self._find(name)
+        pid = self.find(name)
         assert pid is not None, f"no process is called {name}"
         return pid
 
@@ -136,9 +136,10 @@ class Stack(Front):
         """Of all ranks of a worker."""
         return [self.pid(worker), *(self.pid(f"{worker}/{rank}") for rank in range(1, num_ranks))]
 
-    def _find(self, name: str) -> int | None:
+    def find(self, name: str) -> int | None:
+        """The same; None: it is not there."""
         worker, is_rank, _ = name.partition("/")
-        parent = self._find(worker) if is_rank else self._serve.pid
+        parent = self.find(worker) if is_rank else self._serve.pid
         return None if parent is None else find_child(parent, name)
 
     def signal(self, name: str, number: signal.Signals) -> None:
@@ -146,7 +147,7 @@ class Stack(Front):
 
     def wait_until_restarted(self, name: str, old_pid: int) -> None:
         """Another process has this child's name."""
-        self.wait_until(lambda: self._find(name) not in (None, old_pid))
+        self.wait_until(lambda: self.find(name) not in (None, old_pid))
 
     def terminate(self) -> None:
         self._serve.terminate()

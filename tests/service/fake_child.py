@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -62,7 +63,8 @@ def run(behaviour: str, file: Path, channel: SupervisorChannel) -> None:
             raise AssertionError(behaviour)
 
 
-print(f"pid {os.getpid()}", flush=True)
+with suppress(OSError):
+    print(f"pid {os.getpid()}", flush=True)
 run(sys.argv[1], Path(sys.argv[2]), SupervisorChannel(int(sys.argv[-1].partition("=")[2])))
 while True:
     signal.pause()

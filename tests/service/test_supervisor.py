@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.stack import wait_until
+
 FAKE_SERVE = Path(__file__).with_name("fake_serve.py")
 DEADLINE_S = 20.0
 
@@ -170,3 +172,26 @@ def test_a_child_that_reports_junk_is_ended_and_started_again(running: list[Serv
     serve = start(running, tmp_path, "gateway=gateway", "prefill-0=junk")
     serve.wait_for("prefill-0: supervisor channel: got b'no event'")
     serve.wait_for("Logs are in")
+
+
+def test_logs_on_a_full_disk_stop_nothing(running: list[Serve], tmp_path: Path) -> None:
+    """Where a file takes no byte, and where it cannot even be opened."""
+    (tmp_path / "gateway.log").symlink_to("/dev/full")
+    (tmp_path / "prefill-0.log").mkdir()
+    serve = start(running, tmp_path, "gateway=gateway", "prefill-0=dies-once")
+    serve.wait_for("prefill-0 killed by SIGKILL; starting it again in 0.5 s")
+    serve.wait_for("Logs are in")
+    serve.stop()
+    assert serve.process.returncode == 0
+
+
+def test_an_output_that_takes_nothing_stops_nothing(tmp_path: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        argv = [sys.executable, str(FAKE_SERVE), str(tmp_path), "gateway=gateway", "prefill-0=dies-once"]
+        process = subprocess.Popen(argv, stdout=full)
+    log = tmp_path / "prefill-0.log"
+    try:
+        wait_until(lambda: log.exists() and log.read_text().count("pid ") == 2, DEADLINE_S)
+    finally:
+        process.terminate()
+    assert process.wait(DEADLINE_S) == 0

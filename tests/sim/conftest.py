@@ -25,13 +25,18 @@ StartWorld = Callable[..., World]
 
 @pytest.fixture
 def start() -> Iterator[StartWorld]:
-    """Builds a world of one gateway and these workers, in which all have met. policy: changes of the usual one."""
+    """Builds a world of one gateway and these workers, in which all have met.
+
+    log: takes the trace; policy: changes of the usual one
+    """
     logging.disable(logging.CRITICAL)
     with ExitStack() as stack:
 
-        def start_world(*workers: WorkerPlan, seed: int = 0, **policy: float) -> World:
+        def start_world(
+            *workers: WorkerPlan, seed: int = 0, log: Callable[[str], None] | None = None, **policy: float
+        ) -> World:
             plan = Plan(seed=seed, gateways=("g0",), workers=workers, arrivals=(), policy=replace(USUAL, **policy))
-            world = stack.enter_context(simulated(lambda: World(plan)))
+            world = stack.enter_context(simulated(lambda: World(plan, log)))
             (gateway,) = world.gateways
             world.run_until(lambda: len(gateway.requests.fleet.all()) == len(workers), 1.0)
             return world
