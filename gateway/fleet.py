@@ -24,11 +24,13 @@ class Worker:
 
     sent_tokens: of prefill requests since its last status.  sent_blocks, sent_sequences: the same of decode requests.
     prefixes:    of prompts since it is known
+    is_back:     it was lost, and has sent one status since, which may have been under way then
     """
 
     peer: PeerId
     status: WorkerStatus
     last_heard_s: float
+    is_back: bool = False
     sent_tokens: int = 0
     sent_blocks: int = 0
     sent_sequences: int = 0
@@ -39,7 +41,7 @@ class Worker:
 
     def take(self, status: WorkerStatus, now: float) -> None:
         """What was sent since the last status is part of this one, or soon will be."""
-        self.status, self.last_heard_s = status, now
+        self.status, self.last_heard_s, self.is_back = status, now, False
         self.sent_tokens = self.sent_blocks = self.sent_sequences = 0
 
     @property
@@ -52,7 +54,7 @@ class Fleet:
 
     model_hash: workers that serve another model are refused
     on_problem: gets name and problem of a worker that is refused, or comes when no KV can flow between it and others
-    Mutable state: one `Worker` per live peer, and who was heard of lately.
+    Mutable state: one `Worker` per live peer, and who was heard of, or lost, lately.
     """
 
     def __init__(self, model_hash: str, on_problem: Callable[[str, str], None]) -> None:
@@ -60,6 +62,7 @@ class Fleet:
         self._on_problem = on_problem
         self._workers: dict[PeerId, Worker] = {}
         self._known = LivePeers(REMEMBERED_S)
+        self._lost = LivePeers(REMEMBERED_S)
 
     def __contains__(self, peer: PeerId) -> bool:
         return peer in self._workers
@@ -69,8 +72,12 @@ class Fleet:
         if peer not in self._known and (problem := self._problem(status)):
             self._on_problem(status.name, problem)
         self._known.heard(peer, now)
-        if status.layout.model_hash == self._model_hash:
-            self._workers.setdefault(peer, Worker(peer, status, now)).take(status, now)
+        if status.layout.model_hash != self._model_hash:
+            return
+        if worker := self._workers.get(peer):
+            worker.take(status, now)
+        else:
+            self._workers[peer] = Worker(peer, status, now, is_back=peer in self._lost)
 
     def _problem(self, status: WorkerStatus) -> str:
         """Why it cannot work with this gateway, or with any worker that it would exchange KV with; empty if it can."""
@@ -98,8 +105,9 @@ class Fleet:
         if worker := self._workers.get(peer):
             worker.status = replace(worker.status, is_draining=True)
 
-    def remove(self, peer: PeerId) -> Worker | None:
+    def remove(self, peer: PeerId, now: float) -> Worker | None:
         """It died, or messages between us were lost. It is back with its next status. None when unknown."""
+        self._lost.heard(peer, now)
         return self._workers.pop(peer, None)
 
     def pop_silent(self, now: float) -> list[Worker]:
@@ -107,6 +115,7 @@ class Fleet:
         for worker in silent:
             del self._workers[worker.peer]
         self._known.pop_silent(now)
+        self._lost.pop_silent(now)
         return silent
 
     def get(self, peer: PeerId) -> Worker | None:

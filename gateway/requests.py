@@ -118,9 +118,9 @@ class Requests:
                 self.fleet.heard(peer, now)
                 return self._receive(peer, message, now)
             case LinkLost(peer, reason):
-                return self._lose(self.fleet.remove(peer), reason, now)
+                return self._lose(self.fleet.remove(peer, now), reason, now)
             case LinkFull(peer, _):
-                return self._lose(self.fleet.remove(peer), "the worker does not read", now)
+                return self._lose(self.fleet.remove(peer, now), "the worker does not read", now)
             case Tick():
                 return self._tick(now)
 
@@ -245,7 +245,7 @@ class Requests:
             return []
         lost = [request for request in self._requests.values() if request.depends_on(worker.peer)]
         blamed = [request for request in lost if request.is_doubtful] or lost
-        counted = {r.request_id for r in blamed if r.may_have_killed(worker.last_heard_s)}
+        counted = {r.request_id for r in blamed if not worker.is_back and r.may_have_killed(worker.last_heard_s)}
         for request in lost:
             request.note_failure(now, counts=request.request_id in counted)
         return [effect for request in lost for effect in self._retry(request, reason, now)]

@@ -97,8 +97,13 @@ def crowded(random: Random, plan: Plan) -> Plan:
         replace(draw_arrival(random, plan.gateways, 0.1), max_tokens=random.randint(10, MAX_TOKENS))
         for _ in range(MAX_ARRIVALS)
     )
-    faults = plan.faults if random.random() < 0.5 else ()
+    faults = tuple(map(_comes_back, plan.faults)) if random.random() < 0.5 else ()
     return replace(plan, workers=(prefill, decode), arrivals=arrivals, faults=faults, lease_s=1.5, step_s=0.05)
+
+
+def _comes_back(fault: Fault) -> Fault:
+    """There is nobody else who could do what its service does."""
+    return replace(fault, back_s=0.0) if isinstance(fault, Crash | Drain) and fault.back_s is None else fault
 
 
 def draw_worker(random: Random, name: str, role: Role, num_blocks: int, num_heads: int) -> WorkerPlan:

@@ -1,6 +1,7 @@
 """Plans that failed once, as small as they could be made, by what they show."""
 
 from common.wire import Role
+from tests.sim.draw import POISONED
 from tests.sim.plan import Arrival, Crash, Partition, Plan, WorkerPlan
 
 BOTH = WorkerPlan(name="b0", role=Role.BOTH)
@@ -20,5 +21,21 @@ REGRESSIONS: dict[str, Plan] = {
         arrivals=tuple(Arrival(at_s=0.8, num_prompt=1, max_tokens=1, family=family) for family in range(3)),
         faults=(Partition(at_s=0.684, service="g0", other="b0", for_s=0.5, resets=True),),
         max_outbox=2,
+    ),
+    "a death that was known counts for nobody whom a late status sent to the dead worker": Plan(
+        seed=27717,
+        gateways=("g0", "g1"),
+        workers=tuple(WorkerPlan(name=name, role=Role.BOTH, num_blocks=14) for name in ("b0", "b1")),
+        arrivals=(
+            Arrival(at_s=0.108, num_prompt=21, max_tokens=4, family=1, leaves_s=0.285),
+            Arrival(at_s=0.116, num_prompt=24, max_tokens=1, gateway="g1"),
+            Arrival(at_s=0.119, num_prompt=10, max_tokens=18, family=2, is_greedy=False),
+            Arrival(at_s=0.108, num_prompt=21, max_tokens=4, family=1, is_poison=True),
+        ),
+        faults=(),
+        policy=POISONED,
+        pull_timeout_s=1.0,
+        step_s=0.1,
+        num_heads=2,
     ),
 }

@@ -74,7 +74,7 @@ class FleetMachine(RuleBasedStateMachine):
 
     @rule(index=PLACES)
     def its_link_is_lost(self, index: int) -> None:
-        lost = self.fleet.remove(self.peer(index))
+        lost = self.fleet.remove(self.peer(index), self.now)
         assert (lost is not None) == (self.places[index].said_s is not None)
         self.places[index].said_s = None
 
@@ -83,7 +83,7 @@ class FleetMachine(RuleBasedStateMachine):
         """Links tell of the old one's end before the first status of the new one, if they know of both."""
         place, old = self.places[index], self.peer(index)
         if is_noticed:
-            self.fleet.remove(old)
+            self.fleet.remove(old, self.now)
         elif place.said_s is not None:
             self.ghosts[old] = (place.role, place.said_s, place.says_draining)
         self.places[index] = Place(place.role, place.incarnation + 1)
@@ -91,7 +91,7 @@ class FleetMachine(RuleBasedStateMachine):
 
     @rule(index=PLACES, role=ROLES)
     def another_worker_takes_its_place(self, index: int, role: Role) -> None:
-        self.fleet.remove(self.peer(index))
+        self.fleet.remove(self.peer(index), self.now)
         self.places[index] = Place(role, self.places[index].incarnation + 1)
 
     @rule(seconds=st.sampled_from([0.3, 0.5, WORKER_TIMEOUT_S + 0.1]))

@@ -88,3 +88,20 @@ def test_who_waits_for_its_turn_is_not_told_that_there_are_no_workers() -> None:
     ward.serve()
     ward.serve()
     assert all(client.token_ids == client.expected for client in clients)
+
+
+def test_a_death_that_was_known_counts_for_nobody_who_was_sent_to_the_dead_worker_by_a_late_status() -> None:
+    bench = Bench()
+    p0, p1 = PeerId("p0#0"), PeerId("p1#0")
+    bench.join((D0, Role.DECODE), (p0, Role.PREFILL))
+    client = bench.submit("a")
+    for dead in (p0, p1):
+        bench.now += 1.0
+        bench.join((D0, Role.DECODE), (dead, Role.PREFILL))
+        bench.do(LinkLost(dead, "broken"))
+    assert bench.requests.totals["retries"] == 2
+    for _ in range(3):
+        bench.now += 0.1
+        bench.join((p1, Role.PREFILL))
+        bench.do(LinkLost(p1, "another one lives at its address"))
+    assert client.error is None

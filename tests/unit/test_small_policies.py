@@ -85,7 +85,7 @@ def test_pools_without_a_common_kv_layout_cannot_serve_and_each_misfit_is_told_o
     difference = "dtype: 'bfloat16' != 'float32', block_size: 8 != 4 of p0, p1"
     assert told == [f"d0: no prefill worker has its KV layout: {difference}"]
     assert (fleet.missing_pools(), fleet.prompt_workers()) == ([NO_MATCH], [])
-    fleet.remove(D0)
+    fleet.remove(D0, 5.0)
     fleet.observe(D0, status(D0, Role.DECODE, layout=misfit), 5.0)
     fleet.observe(D1, status(D1, Role.DECODE), 5.0)
     assert (fleet.missing_pools(), len(told)) == ([], 1)
