@@ -13,7 +13,7 @@ help:
 	@echo "make test         install what is missing, then run the tests (ARGS='tests/unit -k config' for some)"
 	@echo "make test-full    the same, and what takes minutes more: every combination of sizes of worker groups"
 	@echo "make compose-test build the image and try the stack in containers; needs a running Docker engine"
-	@echo "make chaos        about ten minutes of faults under load: what is lost, what differs, how long streams stall"
+	@echo "make chaos        ten to twenty minutes of faults under load: what is lost, what differs, how long streams stall"
 	@echo "make sim          the whole protocol under faults, in simulation (SEEDS=2000 FIRST=0; EXPLAIN=7 tells about one)"
 	@echo "make sim-mutants  planted bugs, each with the first seed that finds it (SEEDS=5000)"
 	@echo "make check        formatting, lint, types and unit tests: seconds"
