@@ -18,9 +18,9 @@ class ChildProcess:
     """A running child. Its standard output and error go to the end of a log file; it has no standard input.
 
     Where the log cannot be opened (a full disk, a folder that is gone) the child runs without one.
-    Raises: OSError when the system has no room for a process.
     It leads a session of its own, so that the terminal's Ctrl-C reaches only the supervisor, which then ends it.
     `channel` is readable (never blocking) whenever events or the child's end are there to be read.
+    Raises: OSError when the system has no room for a process.
     """
 
     def __init__(self, argv: Sequence[str], environ: dict[str, str], log_path: Path) -> None:

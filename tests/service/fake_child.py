@@ -40,7 +40,7 @@ def run(behaviour: str, file: Path, channel: SupervisorChannel) -> None:
             if len(file.read_text().splitlines()) == 1:
                 sys.exit(1)
             channel.pools_live()
-        case "worker":
+        case "worker" | "worker-without-python":
             channel.progress("loading weights", 0.5)
             channel.ready()
         case "stubborn":

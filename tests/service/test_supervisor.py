@@ -174,6 +174,16 @@ def test_a_child_that_reports_junk_is_ended_and_started_again(running: list[Serv
     serve.wait_for("Logs are in")
 
 
+def test_a_child_that_the_system_cannot_start_is_tried_again(running: list[Serve], tmp_path: Path) -> None:
+    serve = start(running, tmp_path, "gateway=gateway", "prefill-0=worker-without-python")
+    serve.wait_for("prefill-0 cannot be started: [Errno 2] No such file or directory")
+    serve.wait_for("starting it again in 1 s.")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o700)
+    serve.wait_for("Logs are in")
+
+
 def test_logs_on_a_full_disk_stop_nothing(running: list[Serve], tmp_path: Path) -> None:
     """Where a file takes no byte, and where it cannot even be opened."""
     (tmp_path / "gateway.log").symlink_to("/dev/full")

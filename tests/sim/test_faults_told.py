@@ -133,7 +133,7 @@ def test_streams_go_on_after_their_gateway_was_frozen_for_8_seconds(start: Start
 
 @pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
 def test_streams_go_on_when_a_rank_is_killed_inside_a_step(start: StartWorld, role: Role) -> None:
-    """The others wait for it in a collective, until they are told."""
+    """The step does not come to its end, and after a while the whole worker is gone."""
     world = start(*pools(2))
     clients = [ask(world, num_prompt=60, max_tokens=40, family=family) for family in range(6)]
     worker = world.pool(role)[0]
