@@ -122,8 +122,8 @@ class LinkReceiver:
         reason = f"messages up to {last_missing} are missing"
         self._discard(peer)
         self._lose(peer, "gap", reason)
-        if peer.link:
-            peer.outbox.append(LinkBroken(reason=reason, last_missing=last_missing))
+        # Where its first status is missing, too, this waits until we know its address.
+        peer.outbox.append(LinkBroken(reason=reason, last_missing=last_missing))
 
     def _discard(self, peer: Peer) -> int:
         """Drop what waits to be sent, and say how much it was. Other threads may be appending."""

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -119,10 +120,12 @@ class RawPeer:
 
     def receive(self, kind: type[Message]) -> Envelope:
         """The next message of this kind; others are read and dropped."""
-        while True:
+        give_up_s = time.monotonic() + DEADLINE_S
+        while time.monotonic() < give_up_s:
             envelope = decode(self.inbox.recv_multipart())
             if isinstance(envelope.message, kind):
                 return envelope
+        raise AssertionError(f"no {kind.__name__} in {DEADLINE_S:g} s")
 
     def receive_complaint(self) -> LinkBroken:
         message = self.receive(LinkBroken).message

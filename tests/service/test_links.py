@@ -167,6 +167,15 @@ def test_a_first_message_that_is_not_number_one_is_a_gap(node: Node, raw: RawPee
     assert node.order_from(raw.id) == ["lost", 7]
 
 
+def test_a_peer_whose_first_status_is_missing_is_told_of_the_gap_when_its_address_is_known(
+    node: Node, raw: RawPeer
+) -> None:
+    raw.send(node.id, 7, cancel(7))
+    node.wait_number(raw.id, 7)
+    raw.send_status(node.id, 7)
+    assert raw.receive_complaint().last_missing == 6
+
+
 def test_a_status_shows_that_the_last_messages_are_missing(node: Node, raw: RawPeer) -> None:
     raw.send_status(PeerId(""))
     raw.send(node.id, 1, cancel(1))

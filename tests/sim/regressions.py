@@ -2,7 +2,7 @@
 
 from common.wire import Role
 from tests.sim.draw import POISONED
-from tests.sim.plan import Arrival, Crash, Partition, Plan, WorkerPlan
+from tests.sim.plan import Arrival, Crash, Drain, Partition, Plan, Storm, WorkerPlan
 
 BOTH = WorkerPlan(name="b0", role=Role.BOTH)
 
@@ -37,5 +37,24 @@ REGRESSIONS: dict[str, Plan] = {
         pull_timeout_s=1.0,
         step_s=0.1,
         num_heads=2,
+    ),
+    "who does not know the address of a peer that it misses messages of says so when it knows it": Plan(
+        seed=5,
+        gateways=("g0",),
+        workers=(
+            WorkerPlan(name="p0", role=Role.PREFILL, num_blocks=40),
+            WorkerPlan(name="d2", role=Role.DECODE, num_blocks=40, max_batch_tokens=64),
+        ),
+        arrivals=(
+            Arrival(at_s=0.275, num_prompt=1, max_tokens=1, leaves_s=0.257),
+            Arrival(at_s=0.118, num_prompt=19, max_tokens=2),
+            Arrival(at_s=0.351, num_prompt=1, max_tokens=1, family=1),
+        ),
+        faults=(
+            Drain(at_s=0.179, service="g0", back_s=0.027),
+            Storm(at_s=0.309, service="g0", other="p0", for_s=2.0, loss=0.3, repeats=0.2, delay_s=0.5),
+        ),
+        lease_s=1.5,
+        pull_timeout_s=1.0,
     ),
 }
