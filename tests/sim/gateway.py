@@ -188,8 +188,12 @@ class Gateway(Process):
         for client in self.clients:
             client.has_left = True
         self.enter(lambda: self._loop.run(self.engine.fail_all, error))
-        self.enter(lambda: self.links.close(flush_s=0.5))
-        self.enter(lambda: self.world.end(self))
+        self.enter(self._leave)
+
+    def _leave(self) -> None:
+        """In one event: no timer runs between the two, whatever else happens."""
+        self.links.close(flush_s=0.5)
+        self.world.end(self)
 
     def die(self) -> None:
         super().die()

@@ -64,6 +64,8 @@ def run_seeds(first: int, count: int, num_processes: int, max_failures: int = 1)
     with multiprocessing.get_context("fork").Pool(num_processes) as pool:
         for (failures, chunk_s), chunk in zip(pool.imap(failing, chunks), chunks, strict=True):
             found += failures
+            for seed, problem in failures:
+                say(f"seed {seed}: {problem}")
             cpu_s += chunk_s
             num_done += len(chunk)
             if num_done % 1000 < CHUNK or num_done == count:
