@@ -7,6 +7,9 @@ import pytest
 # Threads of two processes that spin for each other on the same cores cost minutes, and no test needs the second one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Triton reads it when it is imported first, which transformers does: kernels are run by its interpreter, without a GPU.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 _SEEN = pytest.StashKey[dict[str, str]]()
 
 
