@@ -40,6 +40,19 @@ class WorkerOptions:
         ByteSize, Flag(help="of one worker's KV cache; 0: from the memory that is free", unit="bytes", at_least=0)
     ] = ByteSize(0)
     block_size: Annotated[int, Flag(help="of a KV block; even", unit="tokens", at_least=2)] = 16
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        Flag(help="what computes; cuda: GPUs of NVIDIA or AMD, one a process; auto: GPUs if PyTorch finds any"),
+    ] = "auto"
+    gpu_memory_utilization: Annotated[
+        float,
+        Flag(
+            help="part of a GPU's memory that the workers of this host may take; the KV cache gets what weights and "
+            "the largest step leave of it",
+            at_least=0.05,
+            at_most=1.0,
+        ),
+    ] = 0.9
     cores: Annotated[
         int, Flag(help="that the workers of this host compute on; 0: those available to the process", at_least=0)
     ] = 0
@@ -55,8 +68,11 @@ class WorkerOptions:
         ),
     ] = ""
     kernels: Annotated[
-        Literal["auto", "cpu", "reference"],
-        Flag(help="cpu: native, built on first use; reference: plain PyTorch; auto: native if that can be had"),
+        Literal["auto", "cpu", "triton", "reference"],
+        Flag(
+            help="cpu: native, built on first use; triton: of GPUs; reference: plain PyTorch; auto: the device's own, "
+            "if they can be had"
+        ),
     ] = "auto"
     tensor_parallel_size: Annotated[
         int,

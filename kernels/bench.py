@@ -23,11 +23,12 @@ from torch import Tensor
 
 from kernels import group_bench
 from kernels.blocks import AttentionWeights, LinearWeight, MLPWeights, NormWeight
+from kernels.composed import ComposedOps
 from kernels.cpu.cores import private_cores
 from kernels.cpu.library import NoNativeOps, usable_levels
 from kernels.cpu.memory import HugeMemory
 from kernels.cpu.ops import CpuOps
-from kernels.dispatch import Ops, ReferenceOps
+from kernels.dispatch import Ops
 from kernels.paged_kv import LayerKV, values_per_word
 from kernels.token_rows import DecodeRows, TokenRows
 
@@ -195,7 +196,7 @@ def measure(sizes: Sizes, dtype: torch.dtype, quantization: str, num_cores: int,
         timings += Bench(level, ops, sizes, dtype, quantization, repeats).run()
     if quantization == "none":
         torch.set_num_threads(num_cores)
-        timings += Bench("reference", ReferenceOps(), sizes, dtype, quantization, repeats).run()
+        timings += Bench("reference", ComposedOps(), sizes, dtype, quantization, repeats).run()
     return timings
 
 

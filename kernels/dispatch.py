@@ -8,7 +8,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels.argmax import argmax
 from kernels.blocks import (
     AttentionBlock,
     AttentionWeights,
@@ -20,18 +19,17 @@ from kernels.blocks import (
     MLPBlock,
     MLPWeights,
     NormWeight,
-    ReferenceAttention,
-    ReferenceDecoder,
-    ReferenceEmbedding,
-    ReferenceHead,
-    ReferenceMLP,
 )
+from kernels.composed import ComposedOps
 from kernels.cpu.cores import Cores
-from kernels.cpu.library import NoNativeOps
 from kernels.cpu.ops import CpuOps
+from kernels.errors import NoOps
 from kernels.group import Group
+from kernels.sample import Draws
 
 logger = logging.getLogger(__name__)
+
+CPU = torch.device("cpu")
 
 
 class Ops(Protocol):
@@ -70,6 +68,10 @@ class Ops(Protocol):
         """See kernels/argmax.py."""
         ...
 
+    def sample(self, logits: Tensor, draws: Draws) -> Tensor:
+        """See kernels/sample.py."""
+        ...
+
     def begin_step(self) -> None:
         """Before the blocks of a step are called."""
         ...
@@ -88,46 +90,6 @@ class Ops(Protocol):
         ...
 
 
-class ReferenceOps:
-    """Plain PyTorch, on every device."""
-
-    name = "reference"
-    embedding = staticmethod(ReferenceEmbedding)
-    attention = staticmethod(ReferenceAttention)
-    mlp = staticmethod(ReferenceMLP)
-    head = staticmethod(ReferenceHead)
-    argmax = staticmethod(argmax)
-
-    def __init__(self, group: Group | None = None) -> None:
-        """group: see choose_ops."""
-        self._group = group
-
-    def decoder(self, layers: Iterable[LayerWeights]) -> Decoder:
-        return ReferenceDecoder(layers, self._group)
-
-    def tied(self, norm: NormWeight, weight: Tensor) -> tuple[Embedding, Head]:
-        return ReferenceEmbedding(weight), ReferenceHead(norm, LinearWeight(weight))
-
-    def linear_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return dtype
-
-    def hidden_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return dtype
-
-    def begin_step(self) -> None:
-        pass
-
-    def rest(self) -> None:
-        pass
-
-    @property
-    def num_helped(self) -> int:
-        return 0
-
-    def others_want_cores(self) -> bool:
-        return False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpsRequest:
     """What a model asks of its ops; not all of them can do everything."""
@@ -135,14 +97,15 @@ class OpsRequest:
     dtype: torch.dtype
     head_dim: int
     block_size: int
+    device: torch.device = CPU
     quantization: str = "none"
 
 
-NAMES = ("auto", "cpu", "reference")
+NAMES = ("auto", "cpu", "triton", "reference")
 
 
 def choose_ops(name: str, request: OpsRequest, cores: Cores, group: Group | None = None) -> Ops:
-    """The ops called name; `auto` takes the best that this machine has and says so when that is not native.
+    """The ops called name; `auto` takes the best that the device has and says so when these are the reference.
 
     cores: which the native ops may use
     group: of the ranks that have a part of every block each, this one among them; decoders add up the parts
@@ -150,15 +113,38 @@ def choose_ops(name: str, request: OpsRequest, cores: Cores, group: Group | None
     """
     if name not in NAMES:
         raise ValueError(f"kernels must be one of {', '.join(NAMES)}, got {name!r}")
-    if name == "reference":
-        if request.quantization != "none":
-            raise ValueError(f"quantization {request.quantization} is not there for kernels reference")
-        return ReferenceOps(group)
+    best = "cpu" if request.device == CPU else "triton"
     try:
-        sizes = request.dtype, request.head_dim, request.block_size
-        return CpuOps(*sizes, cores, quantization=request.quantization, group=group)
-    except NoNativeOps as error:
-        if name == "cpu" or request.quantization != "none":
-            raise ValueError(f"kernels cpu: {error}") from error
+        match best if name == "auto" else name:
+            case "cpu":
+                return _native_ops(request, cores, group)
+            case "triton":
+                return _triton_ops(request, group)
+            case _:
+                return _reference_ops(request, group)
+    except NoOps as error:
+        if name != "auto" or request.quantization != "none":
+            raise ValueError(f"kernels {best if name == 'auto' else name}: {error}") from error
         logger.warning("slow: plain PyTorch ops are used, since %s", error)
-        return ReferenceOps(group)
+        return _reference_ops(request, group)
+
+
+def _native_ops(request: OpsRequest, cores: Cores, group: Group | None) -> Ops:
+    if request.device != CPU:
+        raise NoOps(f"they compute on a CPU, not on {request.device}")
+    sizes = request.dtype, request.head_dim, request.block_size
+    return CpuOps(*sizes, cores, quantization=request.quantization, group=group)
+
+
+def _triton_ops(request: OpsRequest, group: Group | None) -> Ops:
+    try:
+        from kernels.triton.ops import small_ops  # noqa: PLC0415: Triton is an extra
+    except ImportError as error:
+        raise NoOps(f"Triton cannot be imported, the extra `gpu` brings it: {error}") from error
+    return ComposedOps(*small_ops(request.device, request.head_dim, request.quantization), group)
+
+
+def _reference_ops(request: OpsRequest, group: Group | None) -> Ops:
+    if request.quantization != "none":
+        raise NoOps(f"quantization {request.quantization} is not there")
+    return ComposedOps(group=group)

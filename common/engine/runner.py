@@ -148,4 +148,4 @@ def load_runner(
         model = Llama(weights, config, ops, max_model_len, group)
     except ModelError as error:
         raise ModelError(f"model {files.name} ({files.path}): {error}") from error
-    return ModelRunner(model, kv_cache, Sampler(config.vocab_size, ops.argmax), ops)
+    return ModelRunner(model, kv_cache, Sampler(config.vocab_size, ops), ops)

@@ -1,6 +1,7 @@
 """From logits and each sequence's sampling parameters to its next token."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -8,7 +9,15 @@ from torch import Tensor
 from common.engine.step import ScheduledSequence
 from common.sampling import SamplingParams
 from kernels.penalties import add_bias, mask_tokens, penalize
-from kernels.sample import Draws, sample
+from kernels.sample import Draws
+
+
+class SamplingOps(Protocol):
+    """As kernels/argmax.py and kernels/sample.py have them, or as fast as a device does."""
+
+    def argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def sample(self, logits: Tensor, draws: Draws) -> Tensor: ...
 
 
 class Sampler:
@@ -17,10 +26,9 @@ class Sampler:
     The order is logit_bias, penalties, min_tokens, temperature, then top_k, top_p and min_p.
     """
 
-    def __init__(self, vocab_size: int, argmax: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
-        """argmax: of kernels/argmax.py or as fast as a device has it."""
+    def __init__(self, vocab_size: int, ops: SamplingOps) -> None:
         self._vocab_size = vocab_size
-        self._argmax = argmax
+        self._ops = ops
 
     def sample(self, logits: Tensor, sequences: Sequence[ScheduledSequence]) -> tuple[list[int], dict[int, str]]:
         """Choose the next token of each sequence.
@@ -35,14 +43,14 @@ class Sampler:
             return [], {}
         params = [_sampling_of(sequence) for sequence in sequences]
         if all(_is_argmax(one, sequence) for one, sequence in zip(params, sequences, strict=True)):
-            maxima, token_ids = self._argmax(logits)
+            maxima, token_ids = self._ops.argmax(logits)
             return _report(token_ids, maxima)
         logits = logits.to(torch.float32, copy=True)
         _edit(logits, params, sequences)
         maxima = logits.amax(1)
         # Rows that fail are drawn too, from harmless logits, and reported as failed.
         logits.masked_fill_(~maxima.isfinite().unsqueeze(1), 0.0)
-        return _report(sample(logits, _draws(params, sequences, logits.device)), maxima)
+        return _report(self._ops.sample(logits, _draws(params, sequences, logits.device)), maxima)
 
 
 def _sampling_of(sequence: ScheduledSequence) -> SamplingParams:

@@ -5,9 +5,10 @@ import functools
 from ctypes import Structure, c_float, c_int32, c_int64, c_uint64, c_void_p
 
 from kernels.cpu.build import BuildError, build, cpu_levels
+from kernels.errors import NoOps
 
 
-class NoNativeOps(Exception):
+class NoNativeOps(NoOps):
     """The native ops cannot do what is asked, or cannot be built; says why."""
 
 

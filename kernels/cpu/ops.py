@@ -9,15 +9,14 @@ from torch import Tensor
 
 from kernels.blocks import (
     AttentionWeights,
-    BlockDecoder,
     Decoder,
     Embedding,
     LayerWeights,
     LinearWeight,
     MLPWeights,
     NormWeight,
-    ReferenceEmbedding,
 )
+from kernels.composed import BlockDecoder, ComposedEmbedding
 from kernels.cpu.cores import Cores
 from kernels.cpu.group import NativeGroup
 from kernels.cpu.library import (
@@ -36,6 +35,7 @@ from kernels.cpu.memory import HugeMemory
 from kernels.cpu.packing import LANES, PackedWeight, alternate, pack, pack_quantised
 from kernels.group import Group, GroupBroken
 from kernels.paged_kv import LayerKV
+from kernels.sample import Draws, sample
 from kernels.token_rows import TokenRows
 
 _SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -134,13 +134,13 @@ class CpuOps:
         return lambda: {name: ns / 1e9 for name, ns in zip(PHASES, self._phase_ns, strict=True)}
 
     def embedding(self, weight: Tensor) -> Embedding:
-        return ReferenceEmbedding(weight)
+        return ComposedEmbedding(weight)
 
     def tied(self, norm: NormWeight, weight: Tensor) -> tuple[Embedding, "CpuHead"]:
         head = CpuHead(self, norm, LinearWeight(weight))
         if self._quantization == "none":
             return PackedEmbedding(head.weight, weight.shape[1]), head
-        return ReferenceEmbedding(weight.to(self._dtype)), head
+        return ComposedEmbedding(weight.to(self._dtype)), head
 
     def attention(self, weights: AttentionWeights) -> "CpuAttention":
         return CpuAttention(self, weights)
@@ -164,6 +164,9 @@ class CpuOps:
         pointers = maxima.data_ptr(), indices.data_ptr()
         self._library.baton_argmax(self._worker, logits.data_ptr(), num_rows, size, *pointers)
         return maxima, indices
+
+    def sample(self, logits: Tensor, draws: Draws) -> Tensor:
+        return sample(logits, draws)
 
     def function(self, name: str) -> Callable[..., int | None]:
         """One of the library's functions for our dtype, on our worker."""

@@ -13,10 +13,8 @@ from kernels.blocks import (
     LinearWeight,
     MLPWeights,
     NormWeight,
-    ReferenceAttention,
-    ReferenceHead,
-    ReferenceMLP,
 )
+from kernels.composed import ComposedAttention, ComposedHead, ComposedMLP
 from kernels.cpu.cores import private_cores
 from kernels.cpu.library import NoNativeOps, usable_levels
 from kernels.cpu.ops import CpuOps
@@ -139,7 +137,7 @@ def check_attention(
     hidden = weights.norm.weight.shape[0]
     x, residual = torch.randn(2, len(rows.positions), hidden, generator=torch.Generator().manual_seed(3))
     exact = replace(weights, norm=norm_in_fp32(weights.norm), qkv=in_fp32(weights.qkv), out=in_fp32(weights.out))
-    wanted, wanted_residual = ReferenceAttention(exact)(x.clone(), residual.clone(), rows, exact_kv)
+    wanted, wanted_residual = ComposedAttention(exact)(x.clone(), residual.clone(), rows, exact_kv)
     got, got_residual = ops.attention(weights)(x.clone(), residual.clone(), rows, kv)
     assert_close(got, wanted, dtype)
     torch.testing.assert_close(got_residual, wanted_residual)
@@ -179,7 +177,7 @@ def test_the_first_block_begins_the_residual() -> None:
     x = torch.randn(4, 32)
     kv, exact_kv = (make_kv(num_blocks, 3, BLOCK_SIZE, 16, torch.float32, fill=0.0) for _ in range(2))
     got, residual = make_ops(torch.float32, head_dim=16).attention(weights)(x.clone(), None, rows, kv)
-    wanted, wanted_residual = ReferenceAttention(weights)(x, None, rows, exact_kv)
+    wanted, wanted_residual = ComposedAttention(weights)(x, None, rows, exact_kv)
     assert_close(got, wanted, torch.float32)
     assert torch.equal(residual, wanted_residual)
 
@@ -256,7 +254,7 @@ def test_mlp_is_the_references(hidden: int, size: int, num_rows: int, level: str
     weights = MLPWeights(random.norm(hidden), random.linear(2 * size, hidden), random.linear(hidden, size))
     exact = MLPWeights(norm_in_fp32(weights.norm), in_fp32(weights.gate_up), in_fp32(weights.down))
     x, residual = torch.randn(2, num_rows, hidden, generator=torch.Generator().manual_seed(3))
-    wanted, wanted_residual = ReferenceMLP(exact)(x.clone(), residual.clone())
+    wanted, wanted_residual = ComposedMLP(exact)(x.clone(), residual.clone())
     got, got_residual = make_ops(dtype, level).mlp(weights)(x.clone(), residual.clone())
     assert_close(got, wanted, dtype)
     torch.testing.assert_close(got_residual, wanted_residual)
@@ -270,7 +268,7 @@ def test_head_is_the_references(vocab_size: int, num_rows: int, level: str, dtyp
     random = Random(dtype)
     norm, weight = random.norm(64), random.linear(vocab_size, 64, has_bias=False)
     x, residual = torch.randn(2, num_rows, 64, generator=torch.Generator().manual_seed(3))
-    wanted = ReferenceHead(norm_in_fp32(norm), in_fp32(weight))(x.clone(), residual.clone())
+    wanted = ComposedHead(norm_in_fp32(norm), in_fp32(weight))(x.clone(), residual.clone())
     assert_close(make_ops(dtype, level).head(norm, weight)(x.clone(), residual.clone()), wanted, dtype)
 
 
@@ -298,7 +296,7 @@ def test_a_quantised_mlp_is_the_reference_of_rounded_weights(
     exact = MLPWeights(norm, LinearWeight(rounded_gate_up, biases[0]), LinearWeight(rounded_down, biases[1]))
     ops = CpuOps(torch.bfloat16, 64, BLOCK_SIZE, private_cores(2), quantization=quantization, level=level)
     x, residual = torch.randn(2, num_rows, hidden, generator=torch.Generator().manual_seed(3))
-    wanted, _ = ReferenceMLP(exact)(x.clone(), residual.clone())
+    wanted, _ = ComposedMLP(exact)(x.clone(), residual.clone())
     got, _ = ops.mlp(weights)(x.clone(), residual.clone())
     assert_close(got, wanted, torch.bfloat16)
 

@@ -3,7 +3,9 @@
 import logging
 import os
 import stat
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,8 +60,26 @@ def test_native_ops_that_were_asked_for_are_not_replaced() -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
-    with pytest.raises(ValueError, match=r"kernels must be one of auto, cpu, reference, got 'triton'"):
-        choose_ops("triton", REQUEST, private_cores(1))
+    with pytest.raises(ValueError, match=r"kernels must be one of auto, cpu, triton, reference, got 'metal'"):
+        choose_ops("metal", REQUEST, private_cores(1))
+
+
+def test_ops_of_another_device_are_refused() -> None:
+    on_gpu = replace(REQUEST, device=torch.device("cuda:0"))
+    with pytest.raises(ValueError, match="kernels cpu: they compute on a CPU, not on cuda:0"):
+        choose_ops("cpu", on_gpu, private_cores(1))
+
+
+def test_without_triton_a_gpu_has_the_reference_ops(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "kernels.triton.ops", None)
+    on_gpu = replace(REQUEST, device=torch.device("cuda:0"))
+    with caplog.at_level(logging.WARNING):
+        assert choose_ops("auto", on_gpu, private_cores(1)).name == "reference"
+    assert "Triton cannot be imported, the extra `gpu` brings it" in caplog.text
+    with pytest.raises(ValueError, match="kernels triton: Triton cannot be imported"):
+        choose_ops("triton", on_gpu, private_cores(1))
 
 
 def test_without_a_compiler_the_reference_ops_run(

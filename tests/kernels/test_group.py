@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from kernels.blocks import AttentionWeights, LayerWeights, LinearWeight, MLPWeights
+from kernels.composed import ComposedOps
 from kernels.cpu.cores import private_cores
 from kernels.cpu.group import NativeGroup
 from kernels.cpu.group_memory import GroupMemory
 from kernels.cpu.library import best_library
 from kernels.cpu.ops import CpuOps
-from kernels.dispatch import ReferenceOps
 from kernels.group import GroupBroken
 from tests.kernels.group_ranks import NativeMeeting, Ranks, decode_layers, gather_each, play, reduce_each
 from tests.kernels.paged import make_kv
@@ -207,7 +207,7 @@ def test_two_ranks_with_half_of_every_block_compute_what_one_does(ranks: Ranks, 
     rows, num_blocks = make_rows([5, 20], [(3, 3), (7, 40)])
     x = torch.randn(len(rows.positions), 75, generator=torch.Generator().manual_seed(6))
     caches = [make_kv(num_blocks, 2, BLOCK_SIZE, 16, torch.float32, fill=0.0) for _ in layers]
-    wanted = torch.add(*ReferenceOps().decoder(layers)(x.clone(), rows, caches))
+    wanted = torch.add(*ComposedOps().decoder(layers)(x.clone(), rows, caches))
     halves = [
         [LayerWeights(split_attention(each.attention, rank, 2), split_mlp(each.mlp, rank, 2)) for each in layers]
         for rank in range(2)

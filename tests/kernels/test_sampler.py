@@ -9,7 +9,7 @@ from common.engine.sampler import Sampler
 from common.engine.step import ScheduledSequence
 from common.ids import BlockId, RequestId, SequenceKey
 from common.sampling import SamplingParams
-from kernels.argmax import argmax
+from kernels.composed import ComposedOps
 
 VOCAB_SIZE = 64
 EOS = 2
@@ -34,7 +34,7 @@ def random_logits(num_rows: int, seed: int = 0) -> torch.Tensor:
 
 
 def sample(logits: torch.Tensor, *sequences: ScheduledSequence) -> list[int]:
-    token_ids, failed = Sampler(VOCAB_SIZE, argmax).sample(logits, sequences)
+    token_ids, failed = Sampler(VOCAB_SIZE, ComposedOps()).sample(logits, sequences)
     assert failed == {}
     return token_ids
 
@@ -120,7 +120,7 @@ def test_a_row_without_finite_maximum_fails_alone(poison, temperature):
     rows = [sequence(temperature=temperature, seed=seed) for seed in range(3)]
     expected = sample(logits, *rows)
     logits[1, 17] = poison
-    token_ids, failed = Sampler(VOCAB_SIZE, argmax).sample(logits, rows)
+    token_ids, failed = Sampler(VOCAB_SIZE, ComposedOps()).sample(logits, rows)
     assert [token_ids[0], token_ids[2]] == [expected[0], expected[2]]
     assert token_ids[1] == -1
     assert failed == {1: f"logits must have a finite maximum, got {poison}"}
@@ -129,14 +129,14 @@ def test_a_row_without_finite_maximum_fails_alone(poison, temperature):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_of_impossible_tokens_fails(temperature):
     logits = torch.full((1, VOCAB_SIZE), float("-inf"))
-    token_ids, failed = Sampler(VOCAB_SIZE, argmax).sample(logits, [sequence(temperature=temperature)])
+    token_ids, failed = Sampler(VOCAB_SIZE, ComposedOps()).sample(logits, [sequence(temperature=temperature)])
     assert (token_ids, list(failed)) == ([-1], [0])
 
 
 def test_masking_every_possible_token_fails_the_row():
     logits = torch.full((1, VOCAB_SIZE), float("-inf"))
     logits[0, EOS] = 1.0
-    _, failed = Sampler(VOCAB_SIZE, argmax).sample(logits, [sequence(temperature=0.0, min_tokens=1)])
+    _, failed = Sampler(VOCAB_SIZE, ComposedOps()).sample(logits, [sequence(temperature=0.0, min_tokens=1)])
     assert list(failed) == [0]
 
 
@@ -148,4 +148,4 @@ def test_logits_are_not_changed():
 
 
 def test_nothing_to_sample_is_answered_with_nothing():
-    assert Sampler(VOCAB_SIZE, argmax).sample(torch.empty(0, VOCAB_SIZE), []) == ([], {})
+    assert Sampler(VOCAB_SIZE, ComposedOps()).sample(torch.empty(0, VOCAB_SIZE), []) == ([], {})

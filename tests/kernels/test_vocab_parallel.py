@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from kernels.blocks import LinearWeight, NormWeight
+from kernels.composed import ComposedOps
 from kernels.cpu.cores import private_cores
 from kernels.cpu.group import NativeGroup
 from kernels.cpu.group_memory import GroupMemory
 from kernels.cpu.library import best_library
 from kernels.cpu.ops import CpuOps
-from kernels.dispatch import Ops, ReferenceOps
+from kernels.dispatch import Ops
 from kernels.group import Group
 from kernels.vocab_parallel import VocabParallelEmbedding, VocabParallelHead
 
@@ -46,14 +47,14 @@ def test_every_rank_gets_the_embeddings_of_all_tokens(size: int, dtype: torch.dt
     token_ids = torch.cat([torch.arange(VOCAB_SIZE), torch.tensor([0, 210, 15, 16, 0])])
 
     def embed(group: Group, vocab: range) -> Tensor:
-        embedding = ReferenceOps().embedding(weight[vocab.start : vocab.stop])
+        embedding = ComposedOps().embedding(weight[vocab.start : vocab.stop])
         return VocabParallelEmbedding(embedding, vocab, group)(token_ids)
 
     for rows in on_every_rank(size, embed):
         assert torch.equal(rows, weight[token_ids])
 
 
-@pytest.mark.parametrize("make_ops", [native_ops, ReferenceOps])
+@pytest.mark.parametrize("make_ops", [native_ops, ComposedOps])
 @pytest.mark.parametrize("num_rows", [1, 5])
 @pytest.mark.parametrize("size", BORDERS)
 def test_the_first_rank_gets_the_logits_of_all_tokens(size: int, num_rows: int, make_ops: Callable[[], Ops]) -> None:

@@ -19,12 +19,12 @@ from common.engine.weights import Part, Progress, Weights, open_weights
 from common.errors import ModelError
 from common.gguf_file import GGUFFile, GGUFTensor
 from common.model_files import ModelFiles, find_model
-from kernels.dispatch import ReferenceOps
+from kernels.composed import ComposedOps
 from tests import gguf_models
 from tests.model import harness, tiny_models
 
 NUM_TOKENS = 12
-OPS = ReferenceOps()
+OPS = ComposedOps()
 
 
 class Tensors:
