@@ -53,6 +53,18 @@ class WorkerOptions:
             at_most=1.0,
         ),
     ] = 0.9
+    first_rank: Annotated[
+        int,
+        Flag(
+            help="processes of other workers of this host that come before ours when its GPUs are given out in turn",
+            at_least=0,
+            wiring=True,
+        ),
+    ] = 0
+    host_ranks: Annotated[
+        int,
+        Flag(help="processes of all workers of this host, which share its GPUs; 0: only ours", at_least=0, wiring=True),
+    ] = 0
     cores: Annotated[
         int, Flag(help="that the workers of this host compute on; 0: those available to the process", at_least=0)
     ] = 0
@@ -79,9 +91,10 @@ class WorkerOptions:
         Flag(help="processes that a worker's model is split over", alias="--num-shard", at_least=1, wiring=True),
     ] = 1
     collectives: Annotated[
-        Literal["auto", "shm", "gloo"],
+        Literal["auto", "shm", "gloo", "nccl"],
         Flag(
-            help="how a worker's processes add up their parts; shm: native; gloo: PyTorch's; auto: shm if it is there"
+            help="how a worker's processes add up their parts; shm: native; gloo: PyTorch's; nccl: of GPUs; auto: nccl "
+            "on GPUs, else shm if it is there"
         ),
     ] = "auto"
     alive_file: Annotated[

@@ -85,6 +85,6 @@ def _puller(command: DecodeCommand, part: RankPart, deliver: Callable[[PullFinis
     transfer = command.transfer
     heads = part.shard.kv_heads
     return KVPuller(
-        *(part.peer, part.own.cache.memory, part.plan.layout, heads, deliver),
+        *(part.peer, part.own.cache.shard_memory(heads), part.plan.layout, deliver),
         *(transfer.kv_transport, transfer.pull_timeout),
     )

@@ -189,6 +189,12 @@ class ComposedOps:
     def sample(self, logits: Tensor, draws: Draws) -> Tensor:
         return self.small.sample(logits, draws)
 
+    def gather_blocks(self, blocks: Tensor, block_ids: Tensor, first_head: int, staging: Tensor) -> None:
+        self.small.gather_blocks(blocks, block_ids, first_head, staging)
+
+    def scatter_blocks(self, staging: Tensor, blocks: Tensor, block_ids: Tensor, first_head: int) -> None:
+        self.small.scatter_blocks(staging, blocks, block_ids, first_head)
+
     def begin_step(self) -> None:
         pass
 

@@ -72,6 +72,14 @@ class Ops(Protocol):
         """See kernels/sample.py."""
         ...
 
+    def gather_blocks(self, blocks: Tensor, block_ids: Tensor, first_head: int, staging: Tensor) -> None:
+        """See kernels/staging.py."""
+        ...
+
+    def scatter_blocks(self, staging: Tensor, blocks: Tensor, block_ids: Tensor, first_head: int) -> None:
+        """See kernels/staging.py."""
+        ...
+
     def begin_step(self) -> None:
         """Before the blocks of a step are called."""
         ...

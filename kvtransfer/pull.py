@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from common.errors import TransferError
 from common.ids import BlockId, SequenceKey
 from common.kv_layout import head_checksums
+from common.shard_memory import BlockMemory
 from common.wire import Buffer, KVBlocks
 from kvtransfer.read import Read
 from kvtransfer.reshard import ShardPull
 from kvtransfer.route import Route
-from kvtransfer.shard_memory import ShardMemory
 from kvtransfer.transfer_counters import Refusal, TransferCounters
 from kvtransfer.transport import BlockCopy, StartPull
 
@@ -54,7 +54,7 @@ class Pull:
     """
 
     def __init__(
-        self, start: StartPull, part: ShardPull, route: Route, memory: ShardMemory, counters: TransferCounters
+        self, start: StartPull, part: ShardPull, route: Route, memory: BlockMemory, counters: TransferCounters
     ) -> None:
         """Raises: TransferError when the source block ids are not unique."""
         self.key: SequenceKey = start.key
@@ -119,21 +119,23 @@ class Pull:
 
         Raises: TransferError when the pull has failed by them.
         """
-        return sum(
-            self._take_block(self._copies[block_id], block) for block_id, block in zip(block_ids, blocks, strict=True)
-        )
+        copies = [self._copies[block_id] for block_id in block_ids]
+        arrivals = self._memory.arrivals([copy.target for copy in copies], self.heads)
+        steps = enumerate(zip(copies, blocks, arrivals.pieces, strict=True))
+        right = [position for position, step in steps if self._take_block(*step)]
+        arrivals.keep(right)
+        self._missing.difference_update(copies[position].source for position in right)
+        self.num_bytes += len(right) * self.piece_bytes
+        return len(right)
 
-    def _take_block(self, copy: BlockCopy, block: Buffer) -> bool:
+    def _take_block(self, copy: BlockCopy, block: Buffer, target: memoryview) -> bool:
         if len(block) != self.piece_bytes:
             self._retry("truncated", [copy.source])
             return False
-        target = self._memory.piece(copy.target, self.heads)
         target[:] = block
         if head_checksums(target, self._memory.head_bytes) != copy.checksums[self.heads.start : self.heads.stop]:
             self._retry("corrupt", [copy.source])
             return False
-        self._missing.remove(copy.source)
-        self.num_bytes += self.piece_bytes
         return True
 
     def _retry(self, kind: Refusal, block_ids: Sequence[BlockId]) -> None:

@@ -25,13 +25,13 @@ from common.ids import PeerId, SequenceKey
 from common.kv_layout import KVLayout
 from common.kv_source import KVShard, KVSource
 from common.link_socket import ConnectionChange, max_connections
+from common.shard_memory import BlockMemory
 from common.socket_thread import SocketThread
 from common.wire import Buffer, Envelope, KVBlocks, decode
 from kvtransfer.nixl import DESCRIPTORS_PER_SOURCE
 from kvtransfer.pull import Pull, Run
 from kvtransfer.reshard import plan_pulls
 from kvtransfer.route import Mode, choose_route
-from kvtransfer.shard_memory import ShardMemory
 from kvtransfer.source_channel import SourceChannel
 from kvtransfer.transfer_counters import receiver_counters
 from kvtransfer.transport import AbortPull, PullFinished, ReceiverEffect, SendRelease, StartPull
@@ -56,7 +56,7 @@ class _Parts:
 class KVPuller:
     """Implements `KVReceiver`. One thread owns the sockets and every write to targets; it calls `deliver`.
 
-    memory:          the whole cache, which has these heads of the model's
+    memory:          the whole cache, which has some heads of the model's
     layout:          of blocks with all heads
     mode:            see `choose_route`
     pull_timeout_s:  without a single block arriving
@@ -65,17 +65,17 @@ class KVPuller:
     def __init__(
         self,
         peer: PeerId,
-        memory: memoryview,
+        memory: BlockMemory,
         layout: KVLayout,
-        heads: range,
         deliver: Callable[[PullFinished], None],
         mode: Mode = "auto",
         pull_timeout_s: float = 10.0,
         idle_s: float = IDLE_S,
     ) -> None:
+        heads = memory.heads
         assert 0 <= heads.start < heads.stop <= layout.num_kv_heads, f"{heads} of {layout.num_kv_heads} heads"
         self._peer = peer
-        self._memory = ShardMemory(memory, heads, layout.head_bytes)
+        self._memory = memory
         self._layout = layout
         self._deliver = deliver
         self._mode: Mode = mode

@@ -19,9 +19,9 @@ import zmq
 
 from common.errors import ConfigError, WireError
 from common.ids import BlockId, PeerId, SequenceKey
-from common.kv_layout import KVLayout
 from common.kv_source import KVShard
 from common.link_socket import bind, set_options
+from common.shard_memory import BlockMemory
 from common.socket_thread import SocketThread
 from common.wire import (
     MAX_HEADER_BYTES,
@@ -33,7 +33,6 @@ from common.wire import (
     encode,
 )
 from kvtransfer.nixl import RegisteredMemory
-from kvtransfer.shard_memory import ShardMemory
 from kvtransfer.shm import SharedSegment
 from kvtransfer.transfer_counters import sender_counters
 from kvtransfer.transport import KVReleased, Publish, SenderEffect, Withdraw
@@ -55,8 +54,7 @@ READ_S = 10.0
 class KVServer:
     """Implements `KVSender`. One thread owns the socket; it calls `deliver`, with nothing locked.
 
-    memory:      the whole cache, num_blocks * block_bytes; only read
-    layout:      of this cache, which has the model's heads from first_head on
+    memory:      the whole cache; only read
     segment:     the shared memory that `memory` lies in, if it does
     registered:  `memory` as NIXL agents read it, if they can; the thread uses it from now on
     """
@@ -64,9 +62,7 @@ class KVServer:
     def __init__(
         self,
         peer: PeerId,
-        memory: memoryview,
-        layout: KVLayout,
-        first_head: int,
+        memory: BlockMemory,
         deliver: Callable[[KVReleased], None],
         bind_to: str,
         advertise_host: str | None = None,
@@ -75,7 +71,7 @@ class KVServer:
     ) -> None:
         """Raises: ConfigError when the data channel cannot be bound."""
         self._peer = peer
-        self._memory = ShardMemory(memory, range(first_head, first_head + layout.num_kv_heads), layout.head_bytes)
+        self._memory = memory
         self._deliver = deliver
         self._registered = registered
         self._granted_s = -math.inf  # the thread's: when it was last granted to read
@@ -99,8 +95,8 @@ class KVServer:
             data_address=address,
             shm_name=segment.name if segment else "",
             shm_nonce=segment.nonce if segment else "",
-            first_head=first_head,
-            num_heads=layout.num_kv_heads,
+            first_head=memory.heads.start,
+            num_heads=len(memory.heads),
             nixl_agent=registered.agent if registered else b"",
             nixl_address=registered.address if registered else 0,
         )
@@ -185,7 +181,7 @@ class KVServer:
             run_length = max(1, RUN_BYTES // piece_bytes)
             for first in range(0, len(fetch.block_ids), run_length):
                 block_ids = fetch.block_ids[first : first + run_length]
-                pieces = [self._memory.piece(block_id, fetch.heads) for block_id in block_ids]
+                pieces = self._memory.read(block_ids, fetch.heads)
                 if not answer(_blocks(fetch, first, block_ids), pieces):
                     return
                 self._counters.add("kv_sent_blocks", len(block_ids))

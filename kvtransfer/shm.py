@@ -15,9 +15,9 @@ from pathlib import Path
 
 from common.errors import ConfigError, TransferError
 from common.kv_source import KVShard, KVSource
+from common.shard_memory import ShardMemory
 from common.wire import Buffer, KVBlocks
 from kvtransfer.read import Arrived
-from kvtransfer.shard_memory import ShardMemory
 
 logger = logging.getLogger(__name__)
 

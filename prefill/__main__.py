@@ -7,6 +7,7 @@ from queue import SimpleQueue
 
 from common.config import PrefillCommand
 from common.engine.block_manager import BlockManager
+from common.engine.devices import place_ranks
 from common.engine.rank import RankPart, run_rank
 from common.engine.rank_channel import Applied, Transfer
 from common.engine.worker_group import WorkerGroup
@@ -18,6 +19,7 @@ from common.links import Links
 from common.log import set_up_logging
 from common.own_host import advertised_host
 from common.service import LinkEvent
+from common.shard_memory import ShardMemory
 from common.supervisor.channel import SupervisorChannel
 from common.wire import Role
 from kvtransfer.group import GroupSender, RankSide, decode_shard
@@ -70,6 +72,8 @@ def run(command: PrefillCommand, channel: SupervisorChannel | None) -> int:
     unwind_on_sigterm()
     if command.transfer.kv_transport == "nixl":
         check_nixl()
+    if command.transfer.kv_transport in ("shm", "nixl") and place_ranks(command.worker)[0].is_gpu:
+        raise ConfigError(f"kv_transport {command.transfer.kv_transport}: a GPU's memory is sent by tcp only")
     with ExitStack() as undo:
         memory = CacheMemory(command.transfer.kv_transport, undo)
         if command.rank.rank_fd >= 0:
@@ -139,10 +143,7 @@ def _never_released(event: KVReleased) -> None:
 def _server(
     command: PrefillCommand, part: RankPart, memory: CacheMemory, deliver: Callable[[KVReleased], None]
 ) -> KVServer:
-    layout = part.plan.layout_at(part.shard.rank)
-    cache, data_bind = part.own.cache.memory, command.transfer.data_bind
+    shard, data_bind = part.own.cache.shard_memory(part.shard.kv_heads), command.transfer.data_bind
+    registered = memory.register(shard.memory) if isinstance(shard, ShardMemory) else None
     host = advertised_host(data_bind, command.worker.advertise_host, command.worker.gateway)
-    return KVServer(
-        *(part.peer, cache, layout, part.shard.kv_heads.start, deliver),
-        *(data_bind, host, memory.segment, memory.register(cache)),
-    )
+    return KVServer(part.peer, shard, deliver, data_bind, host, memory.segment, registered)

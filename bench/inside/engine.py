@@ -8,7 +8,7 @@ import torch
 
 from common.bench_inside_config import InsideEngineOptions, InsideModelOptions, RanksOptions
 from common.config import DecodeCommand, LogOptions, ModelOptions, WorkerOptions
-from common.engine.kv_cache import TORCH_DTYPES, KVCache
+from common.engine.kv_cache import PagedCache
 from common.engine.loading import ModelPlan, plan_model
 from common.engine.worker_main import Engine, start_engine
 from common.errors import ConfigError
@@ -41,7 +41,7 @@ def quantised(command: DecodeCommand, quantization: str) -> DecodeCommand:
 
 def plan_engine(command: DecodeCommand) -> ModelPlan:
     """What is known before anything is loaded. Raises: ConfigError, ModelError."""
-    return plan_model(command.model, command.worker.block_size, command.worker.tensor_parallel_size)
+    return plan_model(command.model, command.worker)
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def load_engine(plan: ModelPlan, command: DecodeCommand, num_blocks: int) -> Gen
     Raises: ConfigError, ModelError, GroupFailed.
     """
     num_bytes, free_bytes = num_blocks * plan.block_bytes, num_free_bytes()
-    if num_bytes > free_bytes:
+    if num_bytes > free_bytes and not plan.placements[0].is_gpu:
         wanted, free = (f"{size / 1e9:.1f} GB" for size in (num_bytes, free_bytes))
         raise ConfigError(f"batch times context must fit into the {free} that are free, got {wanted} of KV")
     with start_engine(plan, num_blocks, Role.DECODE, command, lambda _: None) as engine:
@@ -64,7 +64,7 @@ def load_engine(plan: ModelPlan, command: DecodeCommand, num_blocks: int) -> Gen
             raise engine.group.failure() from error
 
 
-def _fill(cache: KVCache) -> None:
+def _fill(cache: PagedCache) -> None:
     """Every block has the same values, in memory of its own."""
-    blocks = torch.frombuffer(cache.memory, dtype=TORCH_DTYPES[cache.layout.dtype]).view(cache.num_blocks, -1)
-    blocks[:] = torch.randn(blocks.shape[1], generator=torch.Generator().manual_seed(0)).to(blocks.dtype)
+    blocks = cache.blocks
+    blocks[:] = torch.randn(blocks.shape[1:], generator=torch.Generator().manual_seed(0)).to(blocks.dtype)

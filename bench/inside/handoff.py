@@ -19,6 +19,7 @@ from common.errors import TransferError
 from common.ids import BlockId, PeerId, RequestId, SequenceKey
 from common.kv_layout import KVLayout, head_checksums
 from common.kv_source import KVDescriptor
+from common.shard_memory import ShardMemory
 from kvtransfer.puller import KVPuller
 from kvtransfer.route import Mode
 from kvtransfer.transport import BlockCopy, PullFinished, SendRelease, StartPull
@@ -96,8 +97,8 @@ class _Receiver:
         self._source = source
         self._transport = transport
         self._finished: SimpleQueue[tuple[float, PullFinished]] = SimpleQueue()
-        heads = range(layout.num_kv_heads)
-        self._puller = KVPuller(PeerId("decode#1"), memory, layout, heads, self._on_finished, modes[transport])
+        shard = ShardMemory(memory, range(layout.num_kv_heads), layout.head_bytes)
+        self._puller = KVPuller(PeerId("decode#1"), shard, layout, self._on_finished, modes[transport])
         self._block_ids = [BlockId(index) for index in range(len(memory) // layout.block_bytes)]
         self._random = random.Random(0)
         self._num = 0

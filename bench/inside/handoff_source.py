@@ -13,6 +13,7 @@ from common.errors import ConfigError, TransferError
 from common.ids import BlockId, PeerId, SequenceKey
 from common.kv_layout import HeadChecksums, KVLayout, head_checksums
 from common.kv_source import KVSource
+from common.shard_memory import ShardMemory
 from kvtransfer.nixl import RegisteredMemory
 from kvtransfer.server import KVServer
 from kvtransfer.shm import SharedSegment
@@ -83,7 +84,8 @@ def serve(
         np.frombuffer(segment.memory, dtype=np.uint8)[:] = _random_bytes(len(segment.memory))
         peer = PeerId("prefill#1")
         server = KVServer(
-            *(peer, segment.memory, layout, 0, _ignore_release, "tcp://127.0.0.1:*"),
+            *(peer, ShardMemory(segment.memory, range(layout.num_kv_heads), layout.head_bytes)),
+            *(_ignore_release, "tcp://127.0.0.1:*"),
             segment=segment,
             registered=registered,
         )

@@ -30,6 +30,33 @@ class Batch:
     sampled_rows: Tensor
     sampled: tuple[ScheduledSequence, ...]
 
+    def to(self, device: torch.device) -> "Batch":
+        """The same on a device; itself where it is there already."""
+        if device.type == "cpu":
+            return self
+        rows = self.rows
+        return Batch(
+            self.input_ids.to(device, non_blocking=True),
+            TokenRows(
+                rows.positions.to(device, non_blocking=True),
+                rows.slot_mapping.to(device, non_blocking=True),
+                rows.num_decode_rows,
+                rows.decode and DecodeRows(*_all_to(device, rows.decode.block_tables, rows.decode.context_lens)),
+                rows.prefill and _prefill_to(device, rows.prefill),
+            ),
+            self.sampled_rows.to(device, non_blocking=True),
+            self.sampled,
+        )
+
+
+def _prefill_to(device: torch.device, rows: PrefillRows) -> PrefillRows:
+    cu_seqlens, tables, context_lens = _all_to(device, rows.cu_seqlens, rows.block_tables, rows.context_lens)
+    return PrefillRows(cu_seqlens, rows.max_seqlen, tables, context_lens)
+
+
+def _all_to(device: torch.device, *tensors: Tensor) -> list[Tensor]:
+    return [tensor.to(device, non_blocking=True) for tensor in tensors]
+
 
 def build_batch(plan: StepPlan, block_size: int) -> Batch:
     """Lay out the plan's sequences. Every one has at least one token, and blocks for all of its context."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch._C._distributed_c10d import TCPStore  # torch.distributed has it, but does not say so
 
 from common.errors import ConfigError
@@ -27,8 +28,14 @@ class Meeting:
         return self.store.port if self.store else 0
 
 
-def open_meeting(collectives: str, size: int) -> Meeting:
-    """For rank 0. collectives: by the names of the flag. Raises: ConfigError."""
+def open_meeting(collectives: str, size: int, device: torch.device) -> Meeting:
+    """For rank 0. collectives: by the names of the flag;  device: of its tensors. Raises: ConfigError."""
+    if device.type != "cpu":
+        if collectives not in ("auto", "nccl"):
+            raise ConfigError(f"collectives must be auto or nccl where GPUs compute, got {collectives}")
+        return Meeting(listen(size))
+    if collectives == "nccl":
+        raise ConfigError("collectives nccl: they are of GPUs, and a CPU computes")
     if collectives == "gloo":
         return Meeting(listen(size))
     try:
@@ -45,9 +52,17 @@ def find_meeting(port: int, size: int) -> Meeting:
     return Meeting(connect(port, size) if port else None)
 
 
-def join(meeting: Meeting, memory: GroupMemory, rank: int, num_cores: int) -> Group:
-    """May wait until all ranks are there. num_cores: that the ranks share. Raises: GroupBroken."""
+def join(meeting: Meeting, memory: GroupMemory, rank: int, num_cores: int, device: torch.device) -> Group:
+    """May wait until all ranks are there.
+
+    num_cores: that the ranks share;  device: of our tensors
+    Raises: GroupBroken.
+    """
     if meeting.store:
-        return TorchGroup(meeting.store, rank, memory.size, timeout_s=CALL_TIMEOUT_S)
+        backend = "gloo"
+        if device.type != "cpu":
+            backend = "nccl"
+            torch.cuda.set_device(device)
+        return TorchGroup(meeting.store, rank, memory.size, timeout_s=CALL_TIMEOUT_S, backend=backend)
     _, library = best_library()
     return NativeGroup(library, memory, rank, spin=num_cores >= memory.size)

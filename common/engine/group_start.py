@@ -14,6 +14,7 @@ from common.config import (
     WorkerCommand,
 )
 from common.engine.collectives import join, open_meeting
+from common.engine.devices import Placement
 from common.engine.rank_channel import Join
 from common.engine.worker_group import WorkerGroup
 from common.flags import to_argv
@@ -30,14 +31,18 @@ def with_shared_dir(command: WorkerCommand, shared_dir: str) -> WorkerCommand:
 
 
 @contextmanager
-def start_ranks(command: WorkerCommand, peer: PeerId, num_blocks: int) -> Iterator[tuple[WorkerGroup, Group]]:
+def start_ranks(
+    command: WorkerCommand, peer: PeerId, num_blocks: int, placement: Placement
+) -> Iterator[tuple[WorkerGroup, Group]]:
     """The other ranks, which end with the context, and our place in the collectives of all.
+
+    placement: of rank 0
 
     Raises: ConfigError, GroupFailed.
     """
     worker = command.worker
     size = worker.tensor_parallel_size
-    meeting = open_meeting(worker.collectives, size)
+    meeting = open_meeting(worker.collectives, size, placement.device)
     group = WorkerGroup(
         size,
         lambda rank, fd: rank_argv(command, rank, fd),
@@ -45,7 +50,7 @@ def start_ranks(command: WorkerCommand, peer: PeerId, num_blocks: int) -> Iterat
         child_environ(dict(os.environ), {}),
     )
     try:
-        yield group, join(meeting, group.memory, 0, worker.cores or num_available_cores())
+        yield group, join(meeting, group.memory, 0, worker.cores or num_available_cores(), placement.device)
     finally:
         group.close()
 

@@ -1,7 +1,8 @@
-"""The paged KV cache of one worker. The only place that states the layout."""
+"""The paged KV cache of one rank. The only place that states the layout; device_cache.py has it on a GPU."""
 
 import mmap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from common.engine.model_config import ModelConfig
 from common.ids import BlockId
 from common.kv_layout import HeadChecksums, KVLayout, head_checksums
+from common.shard_memory import BlockMemory, ShardMemory
 from kernels.paged_kv import LayerKV, values_per_word
 
 LAYOUT_NAME = "head-words"
@@ -32,13 +34,41 @@ def kv_layout(config: ModelConfig, dtype: str, block_size: int, model_hash: str)
     )
 
 
+class PagedCache(Protocol):
+    """All blocks of a rank, wherever they lie.
+
+    blocks:  [num_blocks or more, num_kv_heads, …], each block one piece
+    layers:  a view of each, strided over blocks and heads
+    """
+
+    @property
+    def layout(self) -> KVLayout: ...
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    @property
+    def blocks(self) -> Tensor: ...
+
+    @property
+    def layers(self) -> Sequence[LayerKV]: ...
+
+    def checksums(self, block_ids: Iterable[BlockId]) -> dict[BlockId, HeadChecksums]:
+        """Of each block, one for each head that this cache has."""
+        ...
+
+    def shard_memory(self, heads: range) -> BlockMemory:
+        """For the transfer, in whichever thread. heads: of the model, that this cache has."""
+        ...
+
+
 class KVCache:
     """All blocks in one allocation: `[num_blocks, num_kv_heads, num_layers, 2 (K, V), block_size, head_dim]`.
 
     A block with all its layers is one contiguous piece, so moving it is one copy; so is every range of its heads,
     whatever the caches that they come from and go to have of them.
 
-    layers:  a view of each, strided over blocks and heads
+    blocks, layers: see `PagedCache`
     """
 
     def __init__(self, layout: KVLayout, num_blocks: int, buffer: mmap.mmap | memoryview | None = None) -> None:
@@ -55,8 +85,8 @@ class KVCache:
         self.layout = layout
         self.num_blocks = num_blocks
         self.memory = memoryview(buffer).cast("B")[:num_bytes]
-        blocks = torch.frombuffer(self.memory, dtype=TORCH_DTYPES[layout.dtype]).view(shape)
-        self.layers = tuple(_layer_kv(blocks[:, :, index]) for index in range(layout.num_layers))
+        self.blocks = torch.frombuffer(self.memory, dtype=TORCH_DTYPES[layout.dtype]).view(shape)
+        self.layers = layer_views(self.blocks)
 
     def block_view(self, block_id: BlockId) -> memoryview:
         """The bytes of one block, writable."""
@@ -65,9 +95,16 @@ class KVCache:
         return self.memory[start : start + self.layout.block_bytes]
 
     def checksums(self, block_ids: Iterable[BlockId]) -> dict[BlockId, HeadChecksums]:
-        """Of each block, one for each head that this cache has."""
         head_bytes = self.layout.head_bytes
         return {block_id: head_checksums(self.block_view(block_id), head_bytes) for block_id in block_ids}
+
+    def shard_memory(self, heads: range) -> ShardMemory:
+        return ShardMemory(self.memory, heads, self.layout.head_bytes)
+
+
+def layer_views(blocks: Tensor) -> tuple[LayerKV, ...]:
+    """blocks: as a cache has them, [num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]."""
+    return tuple(_layer_kv(blocks[:, :, index]) for index in range(blocks.shape[2]))
 
 
 def _layer_kv(blocks: Tensor) -> LayerKV:

@@ -20,11 +20,13 @@ from common.engine.loading import Allocate, LoadedShard, ModelPlan, load_shard, 
 from common.engine.parallel import Shard
 from common.engine.rank_channel import (
     Applied,
+    CacheSize,
     Failed,
     Join,
     RankEnd,
     Ready,
     Rest,
+    Room,
     Sealed,
     Step,
     Stop,
@@ -105,7 +107,7 @@ def run_rank(
     memory = GroupMemory(joined.memory_fd, command.worker.tensor_parallel_size)
     watch = RankWatch(channel, memory, joined.rank)
     try:
-        part = _load(role, command, joined, memory, allocate)
+        part = _load(role, command, channel, joined, memory, allocate)
         with closing(make_transfer(part, channel.send)) as transfer:
             watch.is_healthy = lambda: transfer.is_alive
             channel.send(Ready(transfer.shard))
@@ -123,13 +125,25 @@ def run_rank(
     return 1
 
 
-def _load(role: Role, command: WorkerCommand, joined: Join, memory: GroupMemory, allocate: Allocate) -> RankPart:
+def _load(
+    role: Role, command: WorkerCommand, channel: RankEnd, joined: Join, memory: GroupMemory, allocate: Allocate
+) -> RankPart:
     """Raises: ConfigError, ModelError, GroupBroken."""
     worker, rank = command.worker, joined.rank
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: rank 0 drains, and tells us when to stop
-    plan = plan_model(command.model, worker.block_size, worker.tensor_parallel_size)
-    group = join(find_meeting(joined.torch_port, memory.size), memory, rank, worker.cores or num_available_cores())
-    own = load_shard(plan, rank, joined.num_blocks, role, command, allocate, group=group)
+    plan = plan_model(command.model, worker)
+    meeting, num_cores = find_meeting(joined.torch_port, memory.size), worker.cores or num_available_cores()
+    group = join(meeting, memory, rank, num_cores, plan.placements[rank].device)
+
+    def agree(num_blocks: int) -> int:
+        channel.send(Room(num_blocks))
+        match channel.receive():
+            case CacheSize(agreed):
+                return agreed
+            case _:
+                raise BrokenPipeError("rank 0 is gone")
+
+    own = load_shard(plan, rank, joined.num_blocks, role, command, allocate, group=group, agree=agree)
     return RankPart(PeerId(f"{joined.peer}/{rank}"), plan, plan.shards[rank], own)
 
 
@@ -147,8 +161,8 @@ def _replay(channel: RankEnd, own: LoadedShard, transfer: RankTransfer, watch: R
                     channel.send(Applied())
             case Stop():
                 return 0
-            case Join():
-                raise AssertionError("a rank joins once")
+            case Join() | CacheSize():
+                raise AssertionError("a rank is told once what it is")
     logger.info("rank 0 is gone")
     return 1
 

@@ -25,6 +25,7 @@ class Join(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """First entry: what rank 0 decided. The rest is in the command line, which is rank 0's own.
 
     peer:       of the group
+    num_blocks: of the cache; 0: what all ranks have room for, which they say by `Room` and are told by `CacheSize`
     memory_fd:  of the group's shared memory, inherited
     torch_port: where the ranks meet for collectives of torch.distributed; 0: they go through shared memory
     """
@@ -34,6 +35,12 @@ class Join(msgspec.Struct, frozen=True, tag=True, array_like=True):
     num_blocks: int
     memory_fd: int
     torch_port: int
+
+
+class CacheSize(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Answers every rank's `Room`."""
+
+    num_blocks: int
 
 
 class StepPart(msgspec.Struct, frozen=True, array_like=True):
@@ -67,6 +74,12 @@ class Stop(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Last entry. A log that ends without it means that rank 0 has died."""
 
 
+class Room(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The weights are loaded. num_blocks: of KV that fit beside them."""
+
+    num_blocks: int
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The model is loaded. shard: what our side of the KV transfer says of itself, encoded."""
 
@@ -96,8 +109,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     is_unusable: bool
 
 
-Entry = Join | Step | Rest | Transfer | Stop
-Reply = Ready | Sealed | Applied | TransferEvent | Failed
+Entry = Join | CacheSize | Step | Rest | Transfer | Stop
+Reply = Room | Ready | Sealed | Applied | TransferEvent | Failed
 
 Sent = TypeVar("Sent")
 Received = TypeVar("Received")

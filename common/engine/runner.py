@@ -2,11 +2,15 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from common.engine.batch import build_batch
-from common.engine.kv_cache import TORCH_DTYPES, KVCache
+from common.engine.batch import Batch, build_batch
+from common.engine.cuda_graphs import DecodeGraphs
+from common.engine.devices import CPU
+from common.engine.kv_cache import TORCH_DTYPES, PagedCache
 from common.engine.model_config import ModelConfig
 from common.engine.models.llama import Llama
 from common.engine.parallel import Shard, whole
@@ -15,7 +19,7 @@ from common.engine.step import StepPlan, StepResult
 from common.engine.weights import Progress, open_weights
 from common.errors import ConfigError, ModelError
 from common.ids import BlockId
-from common.kv_layout import HeadChecksums
+from common.kv_layout import HeadChecksums, KVLayout
 from common.model_files import ModelFiles
 from kernels.cpu.cores import Cores
 from kernels.dispatch import Ops, OpsRequest, choose_ops
@@ -25,24 +29,35 @@ _GGUF_QUANTIZATION = {2: "int4", 3: "int4", 8: "int8"}
 """gguf.GGMLQuantizationType: Q4_0, Q4_1 and Q8_0."""
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model, or our shard of it, and what it computes with."""
+
+    model: Llama
+    sampler: Sampler
+    ops: Ops
+
+
 class ModelRunner:
     """Executes one plan after the other, on the calling thread. Writes into the cache's blocks that plans name.
 
     model, sampler, ops: for whoever looks at a step's parts one by one
+    graphs:              of decode steps, on a GPU
     """
 
-    def __init__(self, model: Llama, kv_cache: KVCache, sampler: Sampler, ops: Ops) -> None:
-        self.ops = ops
-        self.model = model
-        self.sampler = sampler
+    def __init__(self, loaded: LoadedModel, kv_cache: PagedCache, graphs: DecodeGraphs | None = None) -> None:
+        self.ops = loaded.ops
+        self.model = loaded.model
+        self.sampler = loaded.sampler
         self.kv_cache = kv_cache
+        self.graphs = graphs
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute the plan's tokens, sample where asked, seal what is finished. Blocks for the whole step."""
         started = time.perf_counter()
         batch = build_batch(plan, self.kv_cache.layout.block_size)
-        logits = self.model.forward(batch, self.kv_cache)
+        logits = self._forward(batch)
         token_ids, failed_rows = self.sampler.sample(logits, batch.sampled)
         sampled = {
             sequence.key: token_id
@@ -59,8 +74,13 @@ class ModelRunner:
     @torch.inference_mode()
     def follow(self, plan: StepPlan) -> Mapping[BlockId, HeadChecksums]:
         """As a rank other than rank 0: compute our part of a step that rank 0 executes. Returns our checksums."""
-        self.model.forward(build_batch(plan, self.kv_cache.layout.block_size), self.kv_cache)
+        self._forward(build_batch(plan, self.kv_cache.layout.block_size))
         return self.kv_cache.checksums(_sealed(plan))
+
+    def _forward(self, batch: Batch) -> Tensor:
+        if self.graphs and self.graphs.takes(batch):
+            return self.graphs.forward(batch)
+        return self.model.forward(batch.to(self.kv_cache.blocks.device), self.kv_cache)
 
     def counters(self) -> dict[str, float]:
         """Totals for /metrics. Any thread may ask."""
@@ -77,11 +97,13 @@ def _sealed(plan: StepPlan) -> list[BlockId]:
     return [block_id for sequence in plan.sequences for block_id in sequence.seal]
 
 
-def resolve_dtype(name: str) -> str:
-    """`auto` is bfloat16 where the CPU computes it natively, else float32.
+def resolve_dtype(name: str, device: torch.device = CPU) -> str:
+    """`auto` is bfloat16 where the device computes it natively, else float32, or float16 on a GPU.
 
     Raises: ConfigError if there is no such dtype.
     """
+    if name == "auto" and device.type == "cuda":
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
     if name == "auto":
         return "bfloat16" if _computes_bfloat16() else "float32"
     if name not in TORCH_DTYPES:
@@ -103,25 +125,28 @@ def _computes_bfloat16() -> bool:
     return torch.ops.mkldnn._is_mkldnn_bf16_supported() and not is_emulated
 
 
-def load_runner(
+def load_model(
     files: ModelFiles,
     config: ModelConfig,
-    kv_cache: KVCache,
+    layout: KVLayout,
     max_model_len: int,
     cores: Cores,
     kernels: str = "auto",
     quantization: str = "none",
     *,
+    device: torch.device = CPU,
     shard: Shard | None = None,
     group: Group | None = None,
     progress: Progress = lambda fraction: None,
-) -> ModelRunner:
-    """Load the weights in the cache's dtype. Blocks for as long as that takes.
+) -> LoadedModel:
+    """Load the weights. Blocks for as long as that takes.
 
+    layout:         of the cache, whose dtype is the weights', too
     max_model_len:  tokens of the longest sequence
     cores:          that native ops may use
     kernels:        which ops, by the names of kernels.dispatch
     quantization:   of linears, by the names of kernels.cpu.packing
+    device:         that the weights and the cache are on
     shard, group:   the part of the model that is ours, and who has the others; None: all of it is
 
     Raises: ConfigError if max_model_len or kernels cannot be; ModelError if the weights are not the config's.
@@ -131,21 +156,21 @@ def load_runner(
             f"max_model_len must be at most {config.max_context} (max_position_embeddings"
             f" {config.max_position_embeddings}, sliding_window {config.sliding_window}), got {max_model_len}"
         )
+    dtype = TORCH_DTYPES[layout.dtype]
+    request = OpsRequest(
+        dtype=dtype,
+        head_dim=config.head_dim,
+        block_size=layout.block_size,
+        device=device,
+        quantization=resolve_quantization(quantization, files),
+    )
     try:
-        layout = kv_cache.layout
-        dtype = TORCH_DTYPES[layout.dtype]
-        request = OpsRequest(
-            dtype=dtype,
-            head_dim=config.head_dim,
-            block_size=layout.block_size,
-            quantization=resolve_quantization(quantization, files),
-        )
         ops = choose_ops(kernels, request, cores, group)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     try:
-        weights = open_weights(files, config, dtype, shard or whole(config), progress)
+        weights = open_weights(files, config, dtype, shard or whole(config), progress, device)
         model = Llama(weights, config, ops, max_model_len, group)
     except ModelError as error:
         raise ModelError(f"model {files.name} ({files.path}): {error}") from error
-    return ModelRunner(model, kv_cache, Sampler(config.vocab_size, ops), ops)
+    return LoadedModel(model, Sampler(config.vocab_size, ops), ops)

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from common.engine.devices import CPU
 from common.engine.gguf_tensors import GGUFTensors
 from common.engine.model_config import ModelConfig
 from common.engine.parallel import Shard
@@ -46,9 +47,14 @@ class Weights:
 
     A model takes what it needs while it is built, packs it and drops it, so that the peak is one layer
     above what the model keeps.
+
+    device: where the tensors are handed out
     """
 
-    def __init__(self, source: TensorSource, dtype: torch.dtype, shard: Shard, progress: Progress) -> None:
+    def __init__(
+        self, source: TensorSource, dtype: torch.dtype, shard: Shard, progress: Progress, device: torch.device = CPU
+    ) -> None:
+        self.device = device
         self._source = source
         self._dtype = dtype
         self._shard = shard
@@ -70,7 +76,7 @@ class Weights:
         Raises: ModelError if it is missing or has another shape.
         """
         self.skip(name, *shape)
-        tensor = self._source.read(name, rows, columns).to(dtype or self._dtype, copy=True)
+        tensor = self._source.read(name, rows, columns).to(self.device, dtype or self._dtype, copy=True)
         self._progress(1 - len(self._left) / self._num_tensors)
         return tensor
 
@@ -109,11 +115,16 @@ class Weights:
 
 
 def open_weights(
-    files: ModelFiles, config: ModelConfig, dtype: torch.dtype, shard: Shard, progress: Progress
+    files: ModelFiles,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    shard: Shard,
+    progress: Progress,
+    device: torch.device = CPU,
 ) -> Weights:
-    """Open the files; tensors are read as they are taken."""
+    """Open the files; tensors are read as they are taken, and are on the device from then on."""
     if files.gguf is not None:
         source: TensorSource = GGUFTensors(files.gguf, config)
     else:
         source = SafetensorsFiles(files.weight_files)
-    return Weights(source, dtype, shard, progress)
+    return Weights(source, dtype, shard, progress, device)

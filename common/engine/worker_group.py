@@ -18,12 +18,14 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from common.engine.rank_channel import (
+    CacheSize,
     Entry,
     Failed,
     Join,
     RankChannel,
     Ready,
     Reply,
+    Room,
     Stop,
     TransferEvent,
     end_of_rank_0,
@@ -113,6 +115,12 @@ class WorkerGroup:
         self.memory.beat(0)
         self._watch.start()
         return [one.shard for one in ready]
+
+    def agree_on_blocks(self, num_blocks: int) -> int:
+        """The fewest blocks that any rank has room for, which all are told. Raises: ConfigError, GroupFailed."""
+        agreed = min(num_blocks, *(room.num_blocks for room in self.collect(Room)))
+        self.log(CacheSize(agreed))
+        return agreed
 
     def log(self, entry: Entry) -> None:
         """Have all do it, in the order of these calls. Raises: GroupFailed."""

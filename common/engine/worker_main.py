@@ -49,7 +49,6 @@ PROBE_S = 2.0
 class Engine:
     """A loaded model with its cache; where the worker is split over ranks, rank 0's part and its hold on the others.
 
-    num_blocks:  of each rank alike
     warm_up_s:   what the prompt took that it was warmed up with
     alive_file:  of health checks
     transfers:   what the other ranks' sides of the KV transfer say of themselves
@@ -58,13 +57,17 @@ class Engine:
     peer: PeerId
     name: str
     plan: ModelPlan
-    num_blocks: int
     own: LoadedShard
     runner: ModelRunner | GroupRunner
     warm_up_s: float
     alive_file: Path | None
     group: WorkerGroup | None = None
     transfers: Sequence[bytes] = ()
+
+    @property
+    def num_blocks(self) -> int:
+        """Of each rank alike."""
+        return self.own.cache.num_blocks
 
     @property
     def layout(self) -> KVLayout:
@@ -102,7 +105,7 @@ def load_engine(
     Raises: ConfigError, ModelError; entering the context also GroupFailed.
     """
     worker = command.worker
-    plan = plan_model(command.model, worker.block_size, worker.tensor_parallel_size)
+    plan = plan_model(command.model, worker)
     num_blocks = size_cache(plan, worker.kv_cache_memory)
     return start_engine(plan, num_blocks, role, command, allocate, channel)
 
@@ -118,7 +121,8 @@ def start_engine(
 ) -> Iterator[Engine]:
     """Start the other ranks, if there are any, and load the model. Blocks for seconds; the ranks end with the context.
 
-    plan: of this command
+    plan:        of this command
+    num_blocks:  0: as many as there is room for
     Raises: ConfigError, ModelError, GroupFailed.
     """
     worker = command.worker
@@ -128,17 +132,23 @@ def start_engine(
     report = channel.progress if channel else _no_progress
     if len(plan.shards) == 1:
         own = load_shard(plan, 0, num_blocks, role, command, allocate, report=report)
-        yield Engine(peer, name, plan, num_blocks, own, own.runner, _warm_up(own.runner, plan, num_blocks), alive_file)
+        warm_up_s = _warm_up(own.runner, plan, own.cache.num_blocks)
+        yield Engine(peer, name, plan, own, own.runner, warm_up_s, alive_file)
         return
     with ExitStack() as stack:
         if not worker.shared_dir:
             command = with_shared_dir(command, str(stack.enter_context(RuntimeDir()).path / SHARED))
-        group, collectives = stack.enter_context(start_ranks(command, peer, num_blocks))
-        own = load_shard(plan, 0, num_blocks, role, command, allocate, group=collectives, report=report)
+        group, collectives = stack.enter_context(start_ranks(command, peer, num_blocks, plan.placements[0]))
+        own = load_shard(
+            *(plan, 0, num_blocks, role, command, allocate),
+            group=collectives,
+            agree=group.agree_on_blocks,
+            report=report,
+        )
         runner = GroupRunner(own.runner, group, plan.shards)
         transfers = group.wait_until_ready()
-        warm_up_s = _warm_up(runner, plan, num_blocks)
-        yield Engine(peer, name, plan, num_blocks, own, runner, warm_up_s, alive_file, group, transfers)
+        warm_up_s = _warm_up(runner, plan, own.cache.num_blocks)
+        yield Engine(peer, name, plan, own, runner, warm_up_s, alive_file, group, transfers)
 
 
 def _no_progress(what: str, fraction: float | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 from common.config import (
@@ -44,9 +45,11 @@ def plan_children(serve: ServeCommand, program: Sequence[str], runtime_dir: Path
     commands: list[tuple[str, str, Command]] = [
         ("gateway", GATEWAY, GatewayCommand(model=serve.model, http=serve.http, gateway=gateway, log=serve.log))
     ]
-    for role, count in _num_workers(serve).items():
-        for name in (f"{role}-{index}" for index in range(count)):
-            commands.append((role, name, _worker_command(role, name, serve, inbox, runtime_dir)))
+    workers = [(role, f"{role}-{index}") for role, count in _num_workers(serve).items() for index in range(count)]
+    num_ranks = [_num_ranks(role, serve.serve) for role, _ in workers]
+    for (role, name), first_rank in zip(workers, accumulate(num_ranks, initial=0), strict=False):
+        worker = replace(serve.worker, first_rank=first_rank, host_ranks=sum(num_ranks))
+        commands.append((role, name, _worker_command(role, name, replace(serve, worker=worker), inbox, runtime_dir)))
     return [
         ChildPlan(name, (*program, role, *to_argv(command)), to_environ(command)) for role, name, command in commands
     ]

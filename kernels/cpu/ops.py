@@ -35,7 +35,8 @@ from kernels.cpu.memory import HugeMemory
 from kernels.cpu.packing import LANES, PackedWeight, alternate, pack, pack_quantised
 from kernels.group import Group, GroupBroken
 from kernels.paged_kv import LayerKV
-from kernels.sample import Draws, sample
+from kernels.sample import sample
+from kernels.staging import gather_blocks, scatter_blocks
 from kernels.token_rows import TokenRows
 
 _SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -48,6 +49,10 @@ class CpuOps:
     Owns the helpers, which end with it. Mutable state: the last step's rows as the library takes them, and the hidden
     states, which the next step overwrites.
     """
+
+    sample = staticmethod(sample)
+    gather_blocks = staticmethod(gather_blocks)
+    scatter_blocks = staticmethod(scatter_blocks)
 
     def __init__(
         self,
@@ -164,9 +169,6 @@ class CpuOps:
         pointers = maxima.data_ptr(), indices.data_ptr()
         self._library.baton_argmax(self._worker, logits.data_ptr(), num_rows, size, *pointers)
         return maxima, indices
-
-    def sample(self, logits: Tensor, draws: Draws) -> Tensor:
-        return sample(logits, draws)
 
     def function(self, name: str) -> Callable[..., int | None]:
         """One of the library's functions for our dtype, on our worker."""

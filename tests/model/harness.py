@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from common.engine.kv_cache import KVCache, kv_layout
+from common.engine.kv_cache import KVCache, PagedCache, kv_layout
 from common.engine.model_config import read_model_config
-from common.engine.runner import ModelRunner, load_runner
+from common.engine.runner import ModelRunner, load_model
 from common.engine.step import ScheduledSequence, StepPlan, StepResult
 from common.ids import BlockId, RequestId, SequenceKey
 from common.model_files import find_model
@@ -22,9 +22,10 @@ def load(
 ) -> ModelRunner:
     files = find_model(str(model))
     config = read_model_config(files)
-    cache = KVCache(kv_layout(config, dtype, block_size, files.model_hash), num_blocks)
+    layout = kv_layout(config, dtype, block_size, files.model_hash)
     max_len = min(config.max_context, num_blocks * block_size)
-    return load_runner(files, config, cache, max_len, private_cores(2), kernels)
+    loaded = load_model(files, config, layout, max_len, private_cores(2), kernels)
+    return ModelRunner(loaded, KVCache(layout, num_blocks))
 
 
 @dataclass
@@ -45,7 +46,7 @@ class Executor(Protocol):
     """A runner, or several that act as one."""
 
     @property
-    def kv_cache(self) -> KVCache: ...
+    def kv_cache(self) -> PagedCache: ...
 
     def execute(self, plan: StepPlan) -> StepResult: ...
 

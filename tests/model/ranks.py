@@ -6,7 +6,7 @@ from pathlib import Path
 from common.engine.kv_cache import KVCache, kv_layout
 from common.engine.model_config import read_model_config
 from common.engine.parallel import Shard, split_model
-from common.engine.runner import ModelRunner, load_runner
+from common.engine.runner import ModelRunner, load_model
 from common.engine.step import StepPlan, StepResult
 from common.model_files import find_model
 from kernels.cpu.cores import private_cores
@@ -26,10 +26,11 @@ class Ranks:
         _, library = best_library()
 
         def load(shard: Shard) -> ModelRunner:
-            cache = KVCache(layout.of_heads(len(shard.kv_heads)), 64)
+            own = layout.of_heads(len(shard.kv_heads))
             group = NativeGroup(library, memory, shard.rank, spin=False)
             sizes = min(config.max_context, 64 * 16), private_cores(1)
-            return load_runner(files, config, cache, *sizes, kernels, shard=shard, group=group)
+            loaded = load_model(files, config, own, *sizes, kernels, shard=shard, group=group)
+            return ModelRunner(loaded, KVCache(own, 64))
 
         self.shards = split_model(config, size)
         self.runners = [load(shard) for shard in self.shards]

@@ -45,7 +45,7 @@ def held_bytes(runner: ModelRunner) -> int:
         if isinstance(one, Tensor):
             sizes[one.data_ptr()] = max(one.nbytes, sizes.get(one.data_ptr(), 0))
         left += gc.get_referents(one)
-    return len(runner.kv_cache.memory) + sum(sizes.values())
+    return runner.kv_cache.blocks.nbytes + sum(sizes.values())
 
 
 def test_each_of_three_ranks_of_the_built_in_model_holds_at_most_two_fifths_of_what_one_alone_does() -> None:
@@ -60,7 +60,7 @@ def test_ranks_that_have_the_same_head_store_the_same_bytes(tmp_path: Path) -> N
     tiny_models.save("one_kv_head", tmp_path)
     with Ranks(tmp_path, 3) as ranks:
         harness.greedy(ranks, tiny_models.prompts(), 2)
-        memories = [bytes(runner.kv_cache.memory) for runner in ranks.runners]
+        memories = [runner.kv_cache.blocks.numpy().tobytes() for runner in ranks.runners]
     assert any(memories[0])
     assert memories == [memories[0]] * 3
 

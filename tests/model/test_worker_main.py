@@ -1,7 +1,6 @@
 """How a worker sizes and allocates its cache: what it cannot have is the operator's error, named with both sizes."""
 
 import pytest
-import torch
 
 from common.config import ModelOptions, PrefillCommand, WorkerOptions
 from common.engine.loading import plan_model, size_cache
@@ -56,19 +55,13 @@ def test_a_worker_knows_what_its_model_can_compute(model):
 
 
 def test_the_cache_has_as_many_whole_blocks_as_fit(model):
-    plan = plan_model(ModelOptions(model=str(model)), 16, 1)
+    plan = plan_model(ModelOptions(model=str(model)), WorkerOptions())
     assert [size_cache(plan, 3 * plan.block_bytes + extra) for extra in (-1, 0, 1)] == [2, 3, 3]
 
 
 def test_heads_that_several_ranks_have_count_as_often(model):
     """Two KV heads, one of them at two of three ranks."""
-    whole, split = (plan_model(ModelOptions(model=str(model)), 16, size) for size in (1, 3))
+    whole, split = (
+        plan_model(ModelOptions(model=str(model)), WorkerOptions(tensor_parallel_size=size)) for size in (1, 3)
+    )
     assert split.block_bytes * 2 == whole.block_bytes * 3
-
-
-def test_a_gpu_that_is_not_used_is_told_of(model, monkeypatch, caplog):
-    load(model)
-    assert "GPU" not in caplog.text
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    load(model)
-    assert "2 GPUs are here and stay idle: the engine computes on CPUs only" in caplog.text

@@ -7,11 +7,11 @@ from dataclasses import replace
 from common.ids import BlockId, PeerId, SequenceKey
 from common.kv_layout import KVLayout, head_checksums
 from common.kv_source import KVDescriptor, KVSource
+from common.shard_memory import ShardMemory
 from kvtransfer.nixl import RegisteredMemory
 from kvtransfer.puller import KVPuller
 from kvtransfer.route import Mode
 from kvtransfer.server import KVServer
-from kvtransfer.shard_memory import ShardMemory
 from kvtransfer.shm import SharedSegment
 from kvtransfer.transport import BlockCopy, Publish, PullFinished, SendRelease, StartPull
 from tests.service.kv_rig import DEADLINE_S, UNTOUCHED, Events, Proxy, Rewrite, key
@@ -50,8 +50,7 @@ class Sender:
         self.registered = RegisteredMemory(memory) if mode == "nixl" else None
         self.events = Events()
         self.server = KVServer(
-            *(PeerId(f"prefill#1/{rank}"), memory, layout_of(len(heads)), heads.start),
-            *(self.events.deliver, "ipc://*"),
+            *(PeerId(f"prefill#1/{rank}"), self.memory, self.events.deliver, "ipc://*"),
             segment=self.segment,
             registered=self.registered,
         )
@@ -71,7 +70,7 @@ class Receiver:
         self.memory = ShardMemory(memory, heads, HEAD_BYTES)
         self.events = Events()
         self.puller = KVPuller(
-            *(PeerId(f"decode#1/{rank}"), memory, layout, heads, self.events.deliver, mode, pull_timeout_s)
+            *(PeerId(f"decode#1/{rank}"), self.memory, layout, self.events.deliver, mode, pull_timeout_s)
         )
 
     def wait(self, pull: SequenceKey) -> PullFinished:

@@ -14,6 +14,7 @@ from common.ids import BlockId, PeerId, RequestId, SequenceKey
 from common.kv_layout import HeadChecksums, KVLayout, head_checksums
 from common.kv_source import KVDescriptor, KVSource
 from common.link_socket import Wakeup
+from common.shard_memory import ShardMemory
 from common.wire import Buffer, Envelope, KVBlocks, decode, encode
 from kvtransfer.nixl import NixlRoute, RegisteredMemory
 from kvtransfer.nixl_agent import PACKAGE
@@ -95,13 +96,15 @@ class Rig:
         self.sent[:] = random.Random(0).randbytes(num_bytes)
         self.registered = RegisteredMemory(self.sent) if mode == "nixl" else None
         self.received = memoryview(bytearray([UNTOUCHED]) * num_bytes)
+        heads = range(LAYOUT.num_kv_heads)
+        sent, received = (ShardMemory(memory, heads, LAYOUT.head_bytes) for memory in (self.sent, self.received))
         self.server = KVServer(
-            *(PeerId("prefill#1"), self.sent, LAYOUT, 0, self.events.deliver, "ipc://*"),
+            *(PeerId("prefill#1"), sent, self.events.deliver, "ipc://*"),
             segment=self.segment,
             registered=self.registered,
         )
         self.puller = KVPuller(
-            *(PeerId("decode#1"), self.received, LAYOUT, range(LAYOUT.num_kv_heads), self.events.deliver),
+            *(PeerId("decode#1"), received, LAYOUT, self.events.deliver),
             *(mode, pull_timeout_s, idle_s),
         )
         self.source = KVSource(

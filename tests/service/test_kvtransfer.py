@@ -10,6 +10,7 @@ import pytest
 import zmq
 
 from common.ids import BlockId, PeerId
+from common.shard_memory import ShardMemory
 from common.wire import Envelope, KVFetch, KVRelease, encode
 from kvtransfer.puller import KVPuller
 from kvtransfer.route import Mode
@@ -317,7 +318,7 @@ def test_a_server_survives_garbage() -> None:
 def test_two_receivers_pull_from_one_source(rig: Rig) -> None:
     events = Events()
     memory = memoryview(bytearray(NUM_BLOCKS * BLOCK_BYTES))
-    other = KVPuller(PeerId("decode#2"), memory, LAYOUT, range(2), events.deliver)
+    other = KVPuller(PeerId("decode#2"), ShardMemory(memory, range(2), LAYOUT.head_bytes), LAYOUT, events.deliver)
     try:
         start = rig.start(key(2), range(NUM_BLOCKS))
         rig.pull(key(1), range(NUM_BLOCKS))

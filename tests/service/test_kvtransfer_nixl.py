@@ -17,6 +17,7 @@ from bench.inside.handoff_source import serve
 from common.errors import ConfigError, TransferError
 from common.ids import BlockId, PeerId, SequenceKey
 from common.kv_source import KVDescriptor, KVSource
+from common.shard_memory import ShardMemory
 from common.wire import Envelope
 from kvtransfer.nixl import RegisteredMemory
 from kvtransfer.nixl_agent import PACKAGE, NixlAgent, Span
@@ -66,8 +67,8 @@ def test_a_source_without_an_agent_is_not_read() -> None:
 def test_a_source_with_an_agent_serves_others_as_well() -> None:
     rig = Rig("nixl")
     events = Events()
-    memory = memoryview(bytearray(NUM_BLOCKS * BLOCK_BYTES))
-    other = KVPuller(PeerId("decode#2"), memory, LAYOUT, range(2), events.deliver, "auto")
+    memory = ShardMemory(memoryview(bytearray(NUM_BLOCKS * BLOCK_BYTES)), range(2), LAYOUT.head_bytes)
+    other = KVPuller(PeerId("decode#2"), memory, LAYOUT, events.deliver, "auto")
     try:
         other.apply(rig.start(key(1), BLOCKS))
         events.wait_for(lambda: events.finished(key(1)))
@@ -160,8 +161,8 @@ class Distant:
         monkeypatch.setattr(NixlAgent, "begin_read", begin_read_and_say_so)
         self.received = memoryview(bytearray([UNTOUCHED]) * (NUM_BLOCKS * BLOCK_BYTES))
         self.events = Events()
-        heads = range(LAYOUT.num_kv_heads)
-        self.puller = KVPuller(PeerId("decode#1"), self.received, LAYOUT, heads, self.events.deliver, "nixl")
+        memory = ShardMemory(self.received, range(LAYOUT.num_kv_heads), LAYOUT.head_bytes)
+        self.puller = KVPuller(PeerId("decode#1"), memory, LAYOUT, self.events.deliver, "nixl")
 
     def pull(self, pull: SequenceKey, block_ids: range = BLOCKS) -> None:
         """Each into the target of its number."""

@@ -11,11 +11,11 @@ from common.errors import TransferError
 from common.ids import BlockId, PeerId
 from common.kv_layout import head_checksums
 from common.kv_source import KVDescriptor
+from common.shard_memory import ShardMemory
 from common.wire import Buffer, KVBlocks
 from kvtransfer.loopback import LoopbackReceiver, LoopbackSender
 from kvtransfer.pull import Fetch, Pull
 from kvtransfer.reshard import ShardPull
-from kvtransfer.shard_memory import ShardMemory
 from kvtransfer.tcp import TcpRoute
 from kvtransfer.transfer_counters import TransferCounters, receiver_counters
 from kvtransfer.transport import (

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from common.ids import PeerId
 from common.kv_source import KVSource
+from common.shard_memory import ShardMemory
 from kvtransfer.group import GroupReceiver, GroupSender, RankSide, decode_shard, encode_for_rank
 from kvtransfer.puller import KVPuller
 from kvtransfer.server import KVServer
 from kvtransfer.transport import KVReceiver, KVReleased, PullFinished
 
 if TYPE_CHECKING:
-    from tests.sim.worker import Worker
+    from tests.sim.cache import Cache
+from tests.sim.worker import Worker
 
 LOG_DELAY_S = 0.005
 LATE_S = 0.2
@@ -50,12 +52,11 @@ def _draw_delay_s(random: Random) -> float:
 
 def make_sender(worker: Worker, deliver: Callable[[KVReleased], None]) -> tuple[Callable[[Any], None], KVSource]:
     cache = worker.cache
-    layout = cache.layout.of_heads(cache.rank_heads)
 
     def server(rank: int, deliver: Callable[[KVReleased], None]) -> KVServer:
         address = f"tcp://{worker.name}:{2 + rank}"
         peer = worker.peer if rank == 0 else PeerId(f"{worker.peer}/{rank}")
-        return KVServer(peer, cache.memory[rank], layout, rank * cache.rank_heads, deliver, address)
+        return KVServer(peer, _shard(cache, cache.memory[rank], rank), deliver, address)
 
     own = server(0, deliver)
     others = [server(rank, _never_released) for rank in range(1, cache.num_ranks)]
@@ -74,6 +75,11 @@ def make_sender(worker: Worker, deliver: Callable[[KVReleased], None]) -> tuple[
     return GroupSender(own, publish, lambda effect: _tell(logs, effect)).apply, source
 
 
+def _shard(cache: Cache, memory: memoryview, rank: int) -> ShardMemory:
+    heads = range(rank * cache.rank_heads, (rank + 1) * cache.rank_heads)
+    return ShardMemory(memory, heads, cache.layout.head_bytes)
+
+
 def _tell(logs: list[RankLog], effect: bytes) -> None:
     for log in logs:
         log.tell(effect)
@@ -90,9 +96,8 @@ def make_receiver(
     cache = worker.cache
 
     def puller(rank: int, deliver: Callable[[PullFinished], None]) -> KVPuller:
-        heads = range(rank * cache.rank_heads, (rank + 1) * cache.rank_heads)
         memory: Any = cache.pulled(rank)
-        return KVPuller(worker.peer, memory, cache.layout, heads, deliver, "tcp", pull_timeout_s)
+        return KVPuller(worker.peer, _shard(cache, memory, rank), cache.layout, deliver, "tcp", pull_timeout_s)
 
     if cache.num_ranks == 1:
         return puller(0, deliver).apply

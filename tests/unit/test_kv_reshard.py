@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from common.ids import PeerId
 from common.kv_source import KVShard
+from common.shard_memory import ShardMemory
 from kvtransfer.reshard import ShardPull, plan_pulls
-from kvtransfer.shard_memory import ShardMemory
 
 HEAD_BYTES = 6
 NUM_BLOCKS = 3

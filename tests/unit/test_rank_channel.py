@@ -9,6 +9,7 @@ import pytest
 
 from common.engine.rank_channel import (
     Applied,
+    CacheSize,
     Entry,
     Failed,
     Join,
@@ -16,6 +17,7 @@ from common.engine.rank_channel import (
     Ready,
     Reply,
     Rest,
+    Room,
     Sealed,
     Stop,
     Transfer,
@@ -56,12 +58,14 @@ def test_entries_and_replies_arrive_as_they_were_sent(ends: Ends) -> None:
     rank_0, rank = ends
     entries: list[Entry] = [
         Join(2, "decode#1", 100, 5, 0),
+        CacheSize(7),
         to_step(StepPlan((sequence(True), sequence(False)))),
         Rest(),
         Transfer(b"effect", True),
         Stop(),
     ]
     replies: list[Reply] = [
+        Room(7),
         Ready(b"shard"),
         Sealed([(2**64 - 1, 0)]),
         Applied(),

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from common.engine.batch import Batch
-from common.engine.kv_cache import KVCache
+from common.engine.kv_cache import PagedCache
 from common.engine.layers import load_attention, load_ends, load_mlp
 from common.engine.model_config import ModelConfig
 from common.engine.rope import cos_sin_table
@@ -30,13 +30,13 @@ class Llama:
         self._vocab_size = config.vocab_size
         self._hidden_dtype = ops.hidden_dtype(weights.dtype)
         self._embedding, self._head = load_ends(weights, config, ops, group)
-        cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len)
+        cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len).to(weights.device)
         names = (f"model.layers.{index}" for index in range(config.num_layers))
         # One after the other: what the ops pack is not kept in two forms for the whole model.
         self._decoder = ops.decoder(load_layer(weights, name, config, ops, cos_sin) for name in names)
         weights.finish(ignored=["lm_head.weight"] if config.tie_word_embeddings else [])
 
-    def forward(self, batch: Batch, kv_cache: KVCache) -> Tensor:
+    def forward(self, batch: Batch, kv_cache: PagedCache) -> Tensor:
         """Compute the batch and write its KV.
 
         Returns the logits of the sampled rows, [num_sampled, vocab_size] fp32; of none at ranks other than rank 0.
@@ -49,7 +49,7 @@ class Llama:
         self._ops.begin_step()
         return self._embedding(batch.input_ids).to(self._hidden_dtype)
 
-    def decode(self, x: Tensor, batch: Batch, kv_cache: KVCache) -> tuple[Tensor, Tensor]:
+    def decode(self, x: Tensor, batch: Batch, kv_cache: PagedCache) -> tuple[Tensor, Tensor]:
         """The second: all layers."""
         return self._decoder(x, batch.rows, kv_cache.layers)
 
@@ -57,7 +57,7 @@ class Llama:
         """The third."""
         rows = batch.sampled_rows
         if len(rows) == 0:
-            return torch.empty(0, self._vocab_size)
+            return x.new_empty(0, self._vocab_size, dtype=torch.float32)
         return self._head(x[rows], residual[rows])
 
 
