@@ -33,6 +33,8 @@ from kernels.triton.gpu import Gpu
 
 _ALIGNMENT = 16
 """What Triton is told of integers and addresses that are multiples of it."""
+_SIZES = ("BLOCK", "BLOCK_M", "BLOCK_N", "BLOCK_K")
+"""Of tiles, as far as the report shows them."""
 _TYPES = {
     torch.float32: "fp32",
     torch.float16: "fp16",
@@ -182,9 +184,7 @@ def compile_cases(cases: Sequence[Case], targets: Sequence[str]) -> Iterator[Row
             for launch in launches_of(case, target.gpu):
                 resources = resources_of(compile_launch(launch, target), target)
                 kernel = launch.kernel.__name__.removesuffix("_kernel")
-                sizes = {
-                    key: value for key, value in launch.arguments.items() if key in ("BLOCK", "BLOCK_M", "BLOCK_N")
-                }
+                sizes = {key: launch.arguments[key] for key in _SIZES if key in launch.arguments}
                 yield Row(kernel, case.name, name, sizes | dict(launch.options), resources)
 
 

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from kernels.paged_kv import LayerKV, values_per_word
+from kernels.quantised_linear import BITS, quantise_weight
 from kernels.sample import Draws
 from kernels.triton.decode_attention import decode_attention
 from kernels.triton.gpu import Gpu
 from kernels.triton.prefill_attention import prefill_attention
+from kernels.triton.quantised_linear import quantised_linear
 from kernels.triton.rms_norm import rms_norm
 from kernels.triton.rope_and_cache import rope_and_cache
 from kernels.triton.sample import sample
@@ -93,6 +95,22 @@ def attention_cases(head_dim: int, dtype_name: str, dtype: torch.dtype) -> list[
     return [Case(f"{name}, head_dim {head_dim}, {dtype_name}", run) for name, run in runs.items()]
 
 
+def linear_cases(model: Sizes, quantization: str, dtype_name: str, dtype: torch.dtype) -> list[Case]:
+    """One linear without a bias and one with, for few rows and for many."""
+    up, down = empty(NUM_TOKENS, model.hidden, dtype=dtype), empty(NUM_TOKENS, model.mlp, dtype=dtype)
+    up_weight = quantise_weight(empty(2 * model.mlp, model.hidden, dtype=dtype), quantization)
+    down_weight = quantise_weight(empty(model.hidden, model.mlp, dtype=dtype), quantization)
+    bias = empty(model.hidden, dtype=dtype)
+    runs: dict[str, Callable[[Gpu], object]] = {
+        "gate_up of 4 rows": lambda gpu: quantised_linear(up[:4], up_weight, None, gpu),
+        "gate_up of many rows": lambda gpu: quantised_linear(up, up_weight, None, gpu),
+        "down of 4 rows": lambda gpu: quantised_linear(down[:4], down_weight, bias, gpu),
+        "down of many rows": lambda gpu: quantised_linear(down, down_weight, bias, gpu),
+    }
+    names = f"{model.name}, {quantization}, {dtype_name}"
+    return [Case(f"quantised_linear, {name}, {names}", run) for name, run in runs.items()]
+
+
 def staging_cases() -> list[Case]:
     model = MODELS[1]
     blocks = empty(1024, model.kv_heads, NUM_LAYERS * 2 * BLOCK_SIZE * model.head_dim, dtype=torch.bfloat16)
@@ -113,6 +131,13 @@ def sample_case(model: Sizes) -> Case:
 CASES = [
     *(case for model in MODELS for dtype in DTYPES.items() for case in layer_cases(model, *dtype)),
     *(case for head_dim in HEAD_DIMS for dtype in DTYPES.items() for case in attention_cases(head_dim, *dtype)),
+    *(
+        case
+        for model in MODELS
+        for quantization in BITS
+        for dtype in DTYPES.items()
+        for case in linear_cases(model, quantization, *dtype)
+    ),
     *staging_cases(),
     *(sample_case(model) for model in MODELS),
 ]

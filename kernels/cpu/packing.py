@@ -6,13 +6,12 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.memory import HugeMemory
+from kernels.quantised_linear import BITS, GROUP, quantise
 
 FORMATS = {"none": 0, "int8": 1, "int4": 2}
 """How weights are stored -> linear.h's number for it."""
 
 LANES = 16
-GROUP = 32
-"""Inputs that share a scale in quantised weights; inputs are padded to a multiple of it with zeros."""
 
 
 @dataclass(frozen=True)
@@ -53,15 +52,10 @@ def pack(weight: Tensor, bias: Tensor | None, memory: HugeMemory) -> PackedWeigh
 
 
 def pack_quantised(weight: Tensor, bias: Tensor | None, quantization: str, memory: HugeMemory) -> PackedWeight:
-    """Round to 4 or 8 bits, with a scale and an offset for every 32 inputs of an output.
-
-    The smallest weight of a group becomes 0 and the largest the largest integer, as in GGUF's Q4_1: what was in that
-    format is recovered exactly.
-    weight: [out, in] fp32
-    """
+    """Round to 4 or 8 bits; see quantised_linear.py. weight: [out, in] fp32."""
     out_size, in_size = weight.shape
     num_panels, padded = -(-out_size // LANES), round_up(in_size, GROUP)
-    num_groups, bits = padded // GROUP, {"int8": 8, "int4": 4}[quantization]
+    num_groups, bits = padded // GROUP, BITS[quantization]
     panels = memory.zeros((num_panels, num_groups, 1 + bits, LANES), torch.int32)
     for first in range(0, num_panels, 256):
         rows = weight[first * LANES : (first + 256) * LANES].float()
@@ -74,17 +68,6 @@ def pack_quantised(weight: Tensor, bias: Tensor | None, quantization: str, memor
         place[:, :, 1:] = _pack_integers(q, bits)
     bias = None if bias is None else bias.float().contiguous()
     return PackedWeight(FORMATS[quantization], panels, bias, padded, out_size)
-
-
-def quantise(groups: Tensor, largest: int) -> tuple[Tensor, Tensor, Tensor]:
-    """groups: [..., 32] fp32. Returns (q int32, scale, offset) with groups close to q * scale + offset, q <= largest.
-
-    scale and offset, [...] fp16, are rounded before q is chosen, so that their error is made up for.
-    """
-    offset = groups.amin(-1).half()
-    scale = ((groups.amax(-1) - offset.float()) / largest).half()
-    steps = (groups - offset.float().unsqueeze(-1)) / scale.float().clamp(min=1e-8).unsqueeze(-1)
-    return steps.round().clamp(0, largest).int(), scale, offset
 
 
 def _pack_integers(q: Tensor, bits: int) -> Tensor:

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from kernels.triton.tiles import TILES
 
+FEW_ROWS = 16
+"""What a product takes at a time: linears read their weights faster if they have no more."""
+
 
 class Options(TypedDict):
     """How Triton compiles a kernel. num_stages: tiles that are on their way from memory at a time."""
@@ -35,6 +38,12 @@ class Gpu:
         if q.dtype == torch.float32:
             return self.tile(f"{op}_fp32")
         return self.tile(f"{op}_wide" if q.shape[-1] > 128 else op)
+
+    def linear_tile(self, op: str, x: Tensor) -> tuple[Mapping[str, int], Options]:
+        """The same, for rows like x: [num_tokens, in_size]."""
+        if x.dtype == torch.float32:
+            return self.tile(f"{op}_fp32")
+        return self.tile(f"{op}_few" if len(x) <= FEW_ROWS else op)
 
 
 INTERPRETER = Gpu("interpreter", 8)

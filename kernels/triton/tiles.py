@@ -32,6 +32,11 @@ def _attention(block_m: int | None, nvidia: Tile, amd: Tile) -> dict[str, Tile]:
     return dict.fromkeys(NVIDIA, nvidia) | dict.fromkeys(AMD, amd) | {"interpreter": interpreter}
 
 
+def _linear(nvidia: Tile, amd: Tile) -> dict[str, Tile]:
+    interpreter = Tile(sizes={"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 64})
+    return dict.fromkeys(NVIDIA, nvidia) | dict.fromkeys(AMD, amd) | {"interpreter": interpreter}
+
+
 TILES: dict[str, dict[str, Tile]] = {
     "rms_norm": _everywhere(Tile(num_warps=8)),
     "rope_and_cache": _everywhere(Tile(num_warps=1)),
@@ -39,6 +44,18 @@ TILES: dict[str, dict[str, Tile]] = {
     "staging": _everywhere(Tile(sizes={"BLOCK": 2048}), {"BLOCK": 64}),
     "sample": _everywhere(Tile(num_warps=8, sizes={"BLOCK": 4096}), {"BLOCK": 256}),
     "reduce_splits": _everywhere(Tile()),
+    "quantised_linear": _linear(
+        Tile(num_warps=8, num_stages=3, sizes={"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64}),
+        Tile(num_warps=8, num_stages=2, sizes={"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64}),
+    ),
+    "quantised_linear_few": _linear(
+        Tile(num_warps=4, num_stages=4, sizes={"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 64}),
+        Tile(num_warps=4, num_stages=2, sizes={"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 64}),
+    ),
+    "quantised_linear_fp32": _linear(
+        Tile(num_warps=4, num_stages=2, sizes={"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 32}),
+        Tile(num_warps=4, num_stages=1, sizes={"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 32}),
+    ),
     "decode_attention": _attention(
         None,
         Tile(num_warps=4, num_stages=3, sizes={"BLOCK_N": 64}),
@@ -70,5 +87,8 @@ TILES: dict[str, dict[str, Tile]] = {
         Tile(num_warps=8, num_stages=1, sizes={"BLOCK_M": 32, "BLOCK_N": 16}),
     ),
 }
-"""An op's tiles by family. Attention has `_wide` ones for head_dims over 128, and others for fp32, which is multiplied
-without the units for products: it is there to be exact."""
+"""An op's tiles by family.
+
+Attention has `_wide` ones for head_dims over 128, linears have `_few` for few rows. Both have others for fp32, which is
+multiplied without the units for products: it is there to be exact.
+"""

@@ -18,8 +18,8 @@ from kernels.composed import ComposedAttention, ComposedHead, ComposedMLP
 from kernels.cpu.cores import private_cores
 from kernels.cpu.library import NoNativeOps, usable_levels
 from kernels.cpu.ops import CpuOps
-from kernels.cpu.packing import quantise
 from kernels.paged_kv import LayerKV
+from kernels.quantised_linear import quantise_weight
 from kernels.token_rows import DecodeRows, PrefillRows, TokenRows
 from tests.kernels.paged import make_kv
 
@@ -272,13 +272,10 @@ def test_head_is_the_references(vocab_size: int, num_rows: int, level: str, dtyp
     assert_close(make_ops(dtype, level).head(norm, weight)(x.clone(), residual.clone()), wanted, dtype)
 
 
-def make_quantised(random: Random, out_size: int, in_size: int, quantization: str) -> tuple[Tensor, Tensor]:
+def make_quantised(out_size: int, in_size: int, quantization: str) -> tuple[Tensor, Tensor]:
     """A weight and what it is after rounding."""
     weight = torch.randn(out_size, in_size, generator=torch.Generator().manual_seed(5)) / in_size**0.5
-    padded = torch.nn.functional.pad(weight, (0, -in_size % 32)).unflatten(1, (-1, 32))
-    q, scale, offset = quantise(padded, {"int8": 255, "int4": 15}[quantization])
-    rounded = q * scale.float().unsqueeze(-1) + offset.float().unsqueeze(-1)
-    return weight, rounded.flatten(1)[:, :in_size].contiguous()
+    return weight, quantise_weight(weight, quantization).dequantise().contiguous()
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
@@ -290,8 +287,8 @@ def test_a_quantised_mlp_is_the_reference_of_rounded_weights(
 ) -> None:
     random = Random(torch.float32)
     norm, biases = random.norm(hidden), (random.normal(2 * size), random.normal(hidden))
-    gate_up, rounded_gate_up = make_quantised(random, 2 * size, hidden, quantization)
-    down, rounded_down = make_quantised(random, hidden, size, quantization)
+    gate_up, rounded_gate_up = make_quantised(2 * size, hidden, quantization)
+    down, rounded_down = make_quantised(hidden, size, quantization)
     weights = MLPWeights(norm, LinearWeight(gate_up, biases[0]), LinearWeight(down, biases[1]))
     exact = MLPWeights(norm, LinearWeight(rounded_gate_up, biases[0]), LinearWeight(rounded_down, biases[1]))
     ops = CpuOps(torch.bfloat16, 64, BLOCK_SIZE, private_cores(2), quantization=quantization, level=level)
@@ -299,25 +296,6 @@ def test_a_quantised_mlp_is_the_reference_of_rounded_weights(
     wanted, _ = ComposedMLP(exact)(x.clone(), residual.clone())
     got, _ = ops.mlp(weights)(x.clone(), residual.clone())
     assert_close(got, wanted, torch.bfloat16)
-
-
-@pytest.mark.parametrize(("quantization", "largest"), [("int4", 15), ("int8", 255)])
-def test_quantised_weights_are_within_half_a_step(quantization: str, largest: int) -> None:
-    weight, rounded = make_quantised(Random(torch.float32), 7, 64, quantization)
-    groups = weight.unflatten(1, (-1, 32))
-    step = (groups.amax(-1) - groups.amin(-1)) / largest
-    error = (weight - rounded).abs().unflatten(1, (-1, 32)).amax(-1)
-    # fp16 holds scale and offset to 2**-11 of themselves.
-    assert (error <= step * 0.51 + groups.abs().amax(-1) * 2**-10).all()
-
-
-def test_weights_that_were_in_q4_1_are_recovered_exactly() -> None:
-    scale = (torch.rand(4, 8, 1) * 0.1).half().float()
-    offset = (torch.randn(4, 8, 1) * 0.1).half().float()
-    q = torch.randint(0, 16, (4, 8, 32))
-    q[..., 0], q[..., 1] = 0, 15
-    got_q, _, _ = quantise(q * scale + offset, 15)
-    assert torch.equal(got_q, q.int())
 
 
 def test_quantised_weights_need_bfloat16() -> None:
