@@ -10,6 +10,7 @@ from kernels.paged_kv import LayerKV, values_per_word
 from kernels.quantised_linear import BITS, quantise_weight
 from kernels.sample import Draws
 from kernels.triton.decode_attention import decode_attention
+from kernels.triton.gelu_and_mul import gelu_and_mul
 from kernels.triton.gpu import Gpu
 from kernels.triton.prefill_attention import prefill_attention
 from kernels.triton.quantised_linear import quantised_linear
@@ -78,6 +79,7 @@ def layer_cases(model: Sizes, dtype_name: str, dtype: torch.dtype) -> list[Case]
         "rms_norm": lambda gpu: rms_norm(x, weight, 1e-5, None, gpu),
         "rms_norm with residual": lambda gpu: rms_norm(x, weight, 1e-5, x, gpu),
         "silu_and_mul": lambda gpu: silu_and_mul(gate_up, gpu),
+        "gelu_and_mul": lambda gpu: gelu_and_mul(gate_up, gpu),
         "rope_and_cache": lambda gpu: rope_and_cache(q, k, v, cos_sin, rows, kv, rows, gpu),
     }
     return [Case(f"{name}, {model.name}, {dtype_name}", run) for name, run in runs.items()]

@@ -40,7 +40,7 @@ def _linear(nvidia: Tile, amd: Tile) -> dict[str, Tile]:
 TILES: dict[str, dict[str, Tile]] = {
     "rms_norm": _everywhere(Tile(num_warps=8)),
     "rope_and_cache": _everywhere(Tile(num_warps=1)),
-    "silu_and_mul": _everywhere(Tile(sizes={"BLOCK": 1024}), {"BLOCK": 32}),
+    "gated": _everywhere(Tile(sizes={"BLOCK": 1024}), {"BLOCK": 32}),
     "staging": _everywhere(Tile(sizes={"BLOCK": 2048}), {"BLOCK": 64}),
     "sample": _everywhere(Tile(num_warps=8, sizes={"BLOCK": 4096}), {"BLOCK": 256}),
     "reduce_splits": _everywhere(Tile()),

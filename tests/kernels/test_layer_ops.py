@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from kernels.gelu_and_mul import gelu_and_mul
 from kernels.linear import pack_linear
 from kernels.rms_norm import rms_norm
 from kernels.rope_and_cache import rope_and_cache
@@ -52,6 +53,16 @@ def test_silu_and_mul_is_close_to_fp64(dtype):
     out = silu_and_mul(x)
     assert out.dtype == dtype
     torch.testing.assert_close(out.double(), F.silu(gate) * up, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gelu_and_mul_is_close_to_fp64(dtype):
+    x = torch.randn(5, 2 * 33).to(dtype)
+    gate, up = x.double().chunk(2, dim=-1)
+    gelu = gate * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3))) / 2
+    out = gelu_and_mul(x)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.double(), gelu * up, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
 def make_cos_sin(max_positions: int, head_dim: int) -> torch.Tensor:

@@ -6,10 +6,12 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from kernels import gelu_and_mul as gelu_module
 from kernels import rms_norm as rms_norm_module
 from kernels import rope_and_cache as rope_module
 from kernels import silu_and_mul as silu_module
 from kernels import staging as staging_module
+from kernels.triton.gelu_and_mul import gelu_and_mul
 from kernels.triton.gpu import INTERPRETER
 from kernels.triton.rms_norm import rms_norm
 from kernels.triton.rope_and_cache import rope_and_cache
@@ -53,6 +55,20 @@ def test_silu_and_mul_equals_the_reference(dtype):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
+def test_gelu_and_mul_equals_the_reference(dtype):
+    x = (torch.randn(3, 2 * 77) * 4).to(dtype)
+    assert_close(gelu_and_mul(x, INTERPRETER), gelu_module.gelu_and_mul(x))
+
+
+@pytest.mark.filterwarnings("ignore:overflow")  # of numpy: to infinity, which is what is wanted
+@pytest.mark.parametrize("activate", [silu_and_mul, gelu_and_mul])
+def test_activations_of_the_largest_gates_stay_finite(activate):
+    gate = torch.tensor([[-3e38, -1e20, -100.0, 0.0, 100.0, 1e20, 3e38]])
+    out = activate(torch.cat((gate, torch.ones(1, 7)), dim=1), INTERPRETER)
+    assert_close(out, gate.clamp(min=0))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(2, 2, 16), (6, 2, 20), (4, 1, 80), (8, 1, 64)])
 def test_rope_and_cache_equals_the_reference(num_heads, num_kv_heads, head_dim, dtype):
     counts = [num_heads, num_kv_heads, num_kv_heads]
@@ -92,6 +108,7 @@ def test_steps_without_rows_are_answered_with_nothing():
     none = torch.empty(0, 16)
     assert rms_norm(none, torch.ones(16), 1e-5, None, INTERPRETER)[0].shape == (0, 16)
     assert silu_and_mul(none, INTERPRETER).shape == (0, 8)
+    assert gelu_and_mul(none, INTERPRETER).shape == (0, 8)
     gather_blocks(torch.zeros(2, 1, 8), torch.empty(0, dtype=torch.int64), 0, torch.empty(0, 1, 8), INTERPRETER)
 
 
