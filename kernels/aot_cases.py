@@ -97,6 +97,22 @@ def attention_cases(head_dim: int, dtype_name: str, dtype: torch.dtype) -> list[
     return [Case(f"{name}, head_dim {head_dim}, {dtype_name}", run) for name, run in runs.items()]
 
 
+def windowed_attention_cases(name: str, head_dim: int, window: int | None, softcap: float | None) -> list[Case]:
+    """bf16, with what some models add to attention."""
+    q, kv = empty(NUM_TOKENS, 16, head_dim, dtype=torch.bfloat16), layer_kv(8, head_dim, torch.bfloat16)
+    tables, lens = empty(NUM_TOKENS, 512, dtype=torch.int32), empty(NUM_TOKENS, dtype=torch.int32)
+    starts, scale = empty(NUM_TOKENS + 1, dtype=torch.int32), head_dim**-0.5
+
+    def decode(gpu: Gpu) -> object:
+        return decode_attention(q[:4], kv, tables[:4], lens[:4], scale, gpu, window=window, softcap=softcap)
+
+    def prefill(gpu: Gpu) -> object:
+        rows = q, kv, starts, lens, tables
+        return prefill_attention(*rows, scale, NUM_TOKENS, gpu, window=window, softcap=softcap)
+
+    return [Case(f"decode_attention, {name}", decode), Case(f"prefill_attention, {name}", prefill)]
+
+
 def linear_cases(model: Sizes, quantization: str, dtype_name: str, dtype: torch.dtype) -> list[Case]:
     """One linear without a bias and one with, for few rows and for many."""
     up, down = empty(NUM_TOKENS, model.hidden, dtype=dtype), empty(NUM_TOKENS, model.mlp, dtype=dtype)
@@ -140,6 +156,9 @@ CASES = [
         for dtype in DTYPES.items()
         for case in linear_cases(model, quantization, *dtype)
     ),
+    *windowed_attention_cases("window of Mistral-7B", 128, 4096, None),
+    *windowed_attention_cases("window and soft-cap of Gemma-2-9B", 256, 4096, 50.0),
+    *windowed_attention_cases("soft-cap of Gemma-2-9B", 256, None, 50.0),
     *staging_cases(),
     *(sample_case(model) for model in MODELS),
 ]

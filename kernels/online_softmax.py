@@ -13,10 +13,12 @@ class OnlineSoftmax:
     and the weighted sum of values. Source: Online normalizer calculation for softmax (2018), FlashAttention-2 (2023).
     """
 
-    def __init__(self, q: Tensor, scale: float) -> None:
+    def __init__(self, q: Tensor, scale: float, softcap: float | None = None) -> None:
         """q: [num_groups, num_kv_heads, num_rows, head_dim]."""
         self._q = q.float() * scale
-        self._max = torch.full((*q.shape[:-1], 1), float("-inf"), device=q.device)
+        self._softcap = softcap
+        # Finite, so that a row which sees no key of a tile gives them a weight of 0, and not NaN.
+        self._max = torch.full((*q.shape[:-1], 1), torch.finfo(torch.float32).min, device=q.device)
         self._sum = torch.zeros_like(self._max)
         self._out = torch.zeros_like(self._q)
 
@@ -25,11 +27,13 @@ class OnlineSoftmax:
 
         k, v:        [num_active, num_kv_heads, num_keys, head_dim] fp32; v is finite where no row may look,
                      since a weight of zero times NaN is NaN; k may be anything there
-        is_visible:  [num_active, num_rows, num_keys] bool; in its first tile each row sees at least one key
+        is_visible:  [num_active, num_rows, num_keys] bool; each row sees a key of some tile
         """
         num_active = k.shape[0]
         old_max, old_sum, old_out = self._max[:num_active], self._sum[:num_active], self._out[:num_active]
         scores = self._q[:num_active] @ k.transpose(-1, -2)
+        if self._softcap is not None:
+            scores = self._softcap * torch.tanh(scores / self._softcap)
         scores.masked_fill_(~is_visible.unsqueeze(1), float("-inf"))
         new_max = torch.maximum(old_max, scores.amax(-1, keepdim=True))
         weights = scores.sub_(new_max).exp_()
@@ -41,6 +45,13 @@ class OnlineSoftmax:
     def result(self) -> Tensor:
         """[num_groups, num_kv_heads, num_rows, head_dim] fp32."""
         return self._out / self._sum
+
+
+def sees(rows: Tensor, keys: Tensor, window: int | None) -> Tensor:
+    """Whether a token at a row's position sees a key at its own: no later one, and none before the window."""
+    if window is None:
+        return keys <= rows
+    return (keys <= rows) & (keys > rows - window)
 
 
 def read_kv_tile(

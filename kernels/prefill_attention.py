@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.online_softmax import OnlineSoftmax, read_kv_tile
+from kernels.online_softmax import OnlineSoftmax, read_kv_tile, sees
 from kernels.paged_kv import LayerKV
 
 # Rows and keys of a tile of scores. 64 x 128 to 128 x 256 are within a tenth of each other (2,048 tokens, 9 heads,
@@ -37,6 +37,9 @@ def prefill_attention(
     block_tables: Tensor,
     scale: float,
     max_seqlen_q: int,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Causal attention of a ragged batch; keys and values, the new ones too, are read from the cache.
 
@@ -46,6 +49,8 @@ def prefill_attention(
     context_lens:  [num_seqs] int32, prefix and new tokens
     block_tables:  [num_seqs, max_blocks] int32; entries past the last block are never read
     max_seqlen_q:  the most queries that a sequence has
+    window:        how many keys a token sees, its own among them; None: all
+    softcap:       scores become softcap * tanh(score / softcap); None: they stay as they are
     Returns [num_tokens, num_heads, head_dim] in q's dtype; sums in fp32.
     """
     num_kv_heads, block_size = kv.num_kv_heads, kv.block_size
@@ -56,11 +61,11 @@ def prefill_attention(
     # [tile, row, kv_head, group, head_dim] -> [tile, kv_head, row * group, head_dim]: a group shares its keys.
     q_tiles = q[tiles.rows].unflatten(2, (num_kv_heads, -1)).transpose(1, 2).flatten(2, 3)
     positions_q = tiles.positions.repeat_interleave(q.shape[1] // num_kv_heads, dim=1)
-    attention = OnlineSoftmax(q_tiles, scale)
+    attention = OnlineSoftmax(q_tiles, scale, softcap)
     for start in range(0, max(tiles.kv_lens, default=0), num_keys):
         active = slice(sum(length > start for length in tiles.kv_lens))
         k, v, positions = read_kv_tile(kv, tables[active], lens[active], start, num_keys)
-        attention.update(k, v, positions <= positions_q[active].unsqueeze(2))
+        attention.update(k, v, sees(positions_q[active].unsqueeze(2), positions, window))
     out = torch.empty_like(q)
     result = attention.result().unflatten(2, (num_rows, -1)).transpose(1, 2).flatten(2, 3)
     out[tiles.rows] = result.to(q.dtype)

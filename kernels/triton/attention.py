@@ -29,6 +29,23 @@ def load_queries(q_ptr, row_offsets, is_row, HEAD_DIM: tl.constexpr, PAIR: tl.co
 
 
 @triton.jit
+def store_rows(out_ptr, row_ids, is_row, out, HEAD_DIM: tl.constexpr):
+    """out: [ROWS, BLOCK_DIMS]."""
+    dims = tl.arange(0, out.shape[1])
+    places = out_ptr + row_ids[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(places, out, mask=is_row[:, None] & (dims < HEAD_DIM)[None, :])
+
+
+@triton.jit
+def first_seen(position, window):
+    """The first key that the token at a position sees."""
+    if window is None:
+        return 0
+    else:
+        return tl.maximum(position + 1 - window, 0)
+
+
+@triton.jit
 def halves(words, dtype: tl.constexpr):
     """The low and the high halves of words, as values."""
     low = (words & 0xFFFF).to(tl.int16).to(dtype, bitcast=True)
@@ -119,6 +136,13 @@ def add_values(
 
 
 @triton.jit
+def cap(scores, softcap):
+    """softcap * tanh(scores / softcap); any unit."""
+    # tanh(y) = 1 - 2 / (1 + e**(2 * y)), and 2 * log2(e) = 2.885…
+    return softcap * (1 - 2 / (1 + tl.exp2(scores * (2.8853900817779268 / softcap))))
+
+
+@triton.jit
 def attend(
     acc,  # [ROWS, BLOCK_DIMS] fp32: weighted sum of values
     row_max,  # [ROWS]
@@ -133,25 +157,30 @@ def attend(
     start,  # a multiple of BLOCK_N
     end,
     scale_log2,  # of scores, for powers of 2
+    window,  # how many keys a row sees, or None
+    softcap_log2,  # of scores as they are scaled, or None
     HEAD_DIM: tl.constexpr,
     PAIR: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    IS_MASKED: tl.constexpr,
+    SEES_ALL: tl.constexpr,  # every row sees every key
+    IS_WHOLE: tl.constexpr,  # end is a multiple of BLOCK_N too
 ):
-    """Let rows see the keys start … end - 1; where it is not masked, every row sees all, and they are whole tiles.
-
-    In its first tile each row sees at least one key. Source: FlashAttention-2 (2023).
-    """
+    """Let rows see the keys start … end - 1. Source: FlashAttention-2 (2023)."""
     for first in range(start, end, BLOCK_N):
         tokens = first + tl.arange(0, BLOCK_N)
         scores = score_tile(
             *(q_low, q_high, keys_ptr, block_table, block_stride, tokens, end),
-            *(HEAD_DIM, PAIR, BLOCK_SIZE, IS_MASKED),
+            *(HEAD_DIM, PAIR, BLOCK_SIZE, not IS_WHOLE),
         )
         scores *= scale_log2
-        if IS_MASKED:
-            scores = tl.where(tokens[None, :] <= last_keys[:, None], scores, float("-inf"))
+        if softcap_log2 is not None:
+            scores = cap(scores, softcap_log2)
+        if not SEES_ALL:
+            is_seen = tokens[None, :] <= last_keys[:, None]
+            if window is not None:
+                is_seen = is_seen & (tokens[None, :] > last_keys[:, None] - window)
+            scores = tl.where(is_seen, scores, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(scores, 1))
         weights = tl.exp2(scores - new_max[:, None])
         correction = tl.exp2(row_max - new_max)
@@ -159,7 +188,7 @@ def attend(
         row_max = new_max
         acc = add_values(
             *(acc * correction[:, None], weights, q_low.dtype, values_ptr, block_table, block_stride, first, end),
-            *(HEAD_DIM, PAIR, BLOCK_SIZE, IS_MASKED),
+            *(HEAD_DIM, PAIR, BLOCK_SIZE, not IS_WHOLE),
         )
     return acc, row_max, row_sum
 
@@ -174,9 +203,12 @@ def attention_of(
     block_table,
     block_stride,
     start,
-    whole_end,  # up to here every row sees every key; a multiple of BLOCK_N, as start
+    whole_start,  # from here on
+    whole_end,  # and up to here every row sees every key; multiples of BLOCK_N, as start
     end,
     scale_log2,
+    window,
+    softcap_log2,
     HEAD_DIM: tl.constexpr,
     PAIR: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -185,14 +217,20 @@ def attention_of(
     """Attention to the keys start … end - 1: (out, [ROWS, BLOCK_DIMS] fp32, and log2 of the sum of weights, [ROWS])."""
     acc = tl.zeros((q_low.shape[0], q_low.shape[1] * PAIR), tl.float32)
     row_sum = tl.zeros((q_low.shape[0],), tl.float32)
-    row_max = row_sum - float("inf")
+    # Finite, so that a row which sees no key of a tile gives them a weight of 0, and not NaN.
+    row_max = row_sum - 3.4028234663852886e38
+    if window is not None:
+        acc, row_max, row_sum = attend(
+            *(acc, row_max, row_sum, q_low, q_high, last_keys, keys_ptr, values_ptr, block_table, block_stride),
+            *(start, whole_start, scale_log2, window, softcap_log2, HEAD_DIM, PAIR, BLOCK_SIZE, BLOCK_N, False, True),
+        )
     acc, row_max, row_sum = attend(
         *(acc, row_max, row_sum, q_low, q_high, last_keys, keys_ptr, values_ptr, block_table, block_stride),
-        *(start, whole_end, scale_log2, HEAD_DIM, PAIR, BLOCK_SIZE, BLOCK_N, False),
+        *(whole_start, whole_end, scale_log2, window, softcap_log2, HEAD_DIM, PAIR, BLOCK_SIZE, BLOCK_N, True, True),
     )
     acc, row_max, row_sum = attend(
         *(acc, row_max, row_sum, q_low, q_high, last_keys, keys_ptr, values_ptr, block_table, block_stride),
-        *(whole_end, end, scale_log2, HEAD_DIM, PAIR, BLOCK_SIZE, BLOCK_N, True),
+        *(whole_end, end, scale_log2, window, softcap_log2, HEAD_DIM, PAIR, BLOCK_SIZE, BLOCK_N, False, False),
     )
     return acc / row_sum[:, None], row_max + tl.log2(row_sum)
 

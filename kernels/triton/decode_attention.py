@@ -10,7 +10,15 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.paged_kv import LayerKV
-from kernels.triton.attention import LOG2_E, attention_of, block_words, load_queries, words_of
+from kernels.triton.attention import (
+    LOG2_E,
+    attention_of,
+    block_words,
+    first_seen,
+    load_queries,
+    store_rows,
+    words_of,
+)
 from kernels.triton.gpu import Gpu
 
 PROGRAMS_PER_PROCESSOR = 2
@@ -31,6 +39,8 @@ def decode_attention_kernel(
     out_ptr,  # [num_seqs, num_heads, num_splits, HEAD_DIM]
     lse_ptr,  # [num_seqs, num_heads, num_splits]: log2 of the sum of weights; -inf of a split without keys
     scale_log2,
+    window,  # or None
+    softcap_log2,  # or None
     q_stride,
     q_head_stride,
     block_stride,
@@ -53,8 +63,10 @@ def decode_attention_kernel(
     out_rows = (seq * num_kv_heads * GROUP + heads) * num_splits + split
 
     context_len = tl.load(context_lens_ptr + seq)
-    num_keys = tl.cdiv(tl.cdiv(context_len, BLOCK_N), num_splits) * BLOCK_N
-    start = split * num_keys
+    first_key = first_seen(context_len - 1, window)
+    first_tile = first_key // BLOCK_N
+    num_keys = tl.cdiv(tl.cdiv(context_len, BLOCK_N) - first_tile, num_splits) * BLOCK_N
+    start = first_tile * BLOCK_N + split * num_keys
     end = tl.minimum(start + num_keys, context_len)
     if start >= end:
         tl.store(lse_ptr + out_rows, tl.full((BLOCK_M,), float("-inf"), tl.float32), mask=is_row)
@@ -67,13 +79,13 @@ def decode_attention_kernel(
     values_ptr += head_offset
     block_table = block_tables_ptr + seq * table_stride
     last_keys = tl.full((BLOCK_M,), context_len - 1, tl.int32)
+    whole_end = end // BLOCK_N * BLOCK_N
+    whole_start = tl.minimum(tl.maximum(start, tl.cdiv(first_key, BLOCK_N) * BLOCK_N), whole_end)
     out, lse = attention_of(
         *(q_low, q_high, last_keys, keys_ptr, values_ptr, block_table, block_stride),
-        *(start, end // BLOCK_N * BLOCK_N, end, scale_log2, HEAD_DIM, PAIR, BLOCK_SIZE, BLOCK_N),
+        *(start, whole_start, whole_end, end, scale_log2, window, softcap_log2, HEAD_DIM, PAIR, BLOCK_SIZE, BLOCK_N),
     )
-    dims = tl.arange(0, BLOCK_WORDS * PAIR)
-    is_out = is_row[:, None] & (dims < HEAD_DIM)[None, :]
-    tl.store(out_ptr + out_rows[:, None] * HEAD_DIM + dims[None, :], out, mask=is_out)
+    store_rows(out_ptr, out_rows, is_row, out, HEAD_DIM)
     tl.store(lse_ptr + out_rows, lse, mask=is_row)
 
 
@@ -101,12 +113,21 @@ def reduce_splits_kernel(
 
 
 def decode_attention(
-    q: Tensor, kv: LayerKV, block_tables: Tensor, context_lens: Tensor, scale: float, gpu: Gpu
+    q: Tensor,
+    kv: LayerKV,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    gpu: Gpu,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """How many splits there are follows from the width of block_tables: no length is waited for.
 
     Bytes: 2 * sum(context_lens) * num_kv_heads * head_dim * itemsize. FLOPs: 4 * sum(context_lens) * num_heads *
-    head_dim, padded to 16 rows a KV head. Bound by memory.
+    head_dim, padded to 16 rows a KV head. Of a context no more than its window counts, in whole tiles. The parts of
+    splits are 8 * num_seqs * num_heads * num_splits * head_dim bytes more. Bound by memory.
     """
     num_seqs, num_heads, head_dim = q.shape
     assert q.dtype == kv.dtype, f"queries of {q.dtype}, keys of {kv.dtype}"
@@ -117,12 +138,15 @@ def decode_attention(
     sizes, options = gpu.attention_tile("decode_attention", q)
     num_kv_heads, group = kv.num_kv_heads, num_heads // kv.num_kv_heads
     max_context = block_tables.shape[1] * kv.block_size
+    if window is not None:
+        max_context = min(max_context, window)
     num_splits = choose_num_splits(num_seqs * num_kv_heads, max_context, gpu.num_processors)
     parts = out if num_splits == 1 else q.new_empty(num_seqs, num_heads, num_splits, head_dim, dtype=torch.float32)
     lse = q.new_empty(num_seqs, num_heads, num_splits, dtype=torch.float32)
     keys, values, pair = words_of(kv)
     decode_attention_kernel[(num_seqs, num_kv_heads, num_splits)](
-        *(q, keys, values, block_tables, context_lens, parts, lse, scale * LOG2_E),
+        *(q, keys, values, block_tables, context_lens, parts, lse),
+        *(scale * LOG2_E, window, None if softcap is None else softcap * LOG2_E),
         *(q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), block_tables.stride(0)),
         GROUP=group,
         HEAD_DIM=head_dim,

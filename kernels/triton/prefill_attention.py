@@ -6,7 +6,15 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.paged_kv import LayerKV
-from kernels.triton.attention import LOG2_E, attention_of, block_words, load_queries, words_of
+from kernels.triton.attention import (
+    LOG2_E,
+    attention_of,
+    block_words,
+    first_seen,
+    load_queries,
+    store_rows,
+    words_of,
+)
 from kernels.triton.gpu import Gpu
 
 
@@ -20,6 +28,8 @@ def prefill_attention_kernel(
     block_tables_ptr,  # [num_seqs, max_blocks]
     out_ptr,  # [num_tokens, num_heads, HEAD_DIM], contiguous
     scale_log2,
+    window,  # or None
+    softcap_log2,  # or None
     q_stride,
     q_head_stride,
     block_stride,
@@ -60,14 +70,13 @@ def prefill_attention_kernel(
     block_table = block_tables_ptr + seq * table_stride
     # Up to here even the first token of the tile sees every key.
     whole_end = (prefix + first + 1) // BLOCK_N * BLOCK_N
+    start = first_seen(prefix + first, window) // BLOCK_N * BLOCK_N
+    whole_start = tl.minimum(tl.cdiv(first_seen(end - 1, window), BLOCK_N) * BLOCK_N, whole_end)
     out, _ = attention_of(
         *(q_low, q_high, last_keys, keys_ptr, values_ptr, block_table, block_stride),
-        *(0, whole_end, end, scale_log2, HEAD_DIM, PAIR, BLOCK_SIZE, BLOCK_N),
+        *(start, whole_start, whole_end, end, scale_log2, window, softcap_log2, HEAD_DIM, PAIR, BLOCK_SIZE, BLOCK_N),
     )
-    dims = tl.arange(0, BLOCK_WORDS * PAIR)
-    is_out = is_row[:, None] & (dims < HEAD_DIM)[None, :]
-    out_rows = row_ids * num_kv_heads * GROUP + heads
-    tl.store(out_ptr + out_rows[:, None] * HEAD_DIM + dims[None, :], out, mask=is_out)
+    store_rows(out_ptr, row_ids * num_kv_heads * GROUP + heads, is_row, out, HEAD_DIM)
 
 
 def prefill_attention(
@@ -79,11 +88,15 @@ def prefill_attention(
     scale: float,
     max_seqlen_q: int,
     gpu: Gpu,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """A sequence without queries is passed over.
 
-    FLOPs: 4 * num_heads * head_dim for each pair of a token and a key that it sees. Bytes: q and out once, keys and
-    values once for each tile of tokens. Bound by products where a sequence has more than a few hundred tokens.
+    FLOPs: 4 * num_heads * head_dim for each pair of a token and a key that it sees, in whole tiles. Bytes: q and out
+    once, the keys and values that it sees once for each tile of tokens. Bound by products where a sequence has more
+    than a few hundred tokens.
     """
     num_tokens, num_heads, head_dim = q.shape
     assert q.dtype == kv.dtype, f"queries of {q.dtype}, keys of {kv.dtype}"
@@ -97,7 +110,8 @@ def prefill_attention(
     keys, values, pair = words_of(kv)
     num_tiles = triton.cdiv(max_seqlen_q, sizes["BLOCK_M"] // group)
     prefill_attention_kernel[(num_tiles, num_kv_heads, len(context_lens))](
-        *(q, keys, values, cu_seqlens_q, context_lens, block_tables, out, scale * LOG2_E),
+        *(q, keys, values, cu_seqlens_q, context_lens, block_tables, out),
+        *(scale * LOG2_E, window, None if softcap is None else softcap * LOG2_E),
         *(q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), block_tables.stride(0)),
         GROUP=group,
         HEAD_DIM=head_dim,

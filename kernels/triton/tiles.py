@@ -58,12 +58,12 @@ TILES: dict[str, dict[str, Tile]] = {
     ),
     "decode_attention": _attention(
         None,
-        Tile(num_warps=4, num_stages=3, sizes={"BLOCK_N": 64}),
+        Tile(num_warps=8, num_stages=3, sizes={"BLOCK_N": 64}),
         Tile(num_warps=4, num_stages=1, sizes={"BLOCK_N": 64}),
     ),
     "decode_attention_wide": _attention(
         None,
-        Tile(num_warps=4, num_stages=2, sizes={"BLOCK_N": 32}),
+        Tile(num_warps=8, num_stages=2, sizes={"BLOCK_N": 32}),
         Tile(num_warps=4, num_stages=1, sizes={"BLOCK_N": 32}),
     ),
     "decode_attention_fp32": _attention(
@@ -79,7 +79,7 @@ TILES: dict[str, dict[str, Tile]] = {
     "prefill_attention_wide": _attention(
         32,
         Tile(num_warps=8, num_stages=1, sizes={"BLOCK_M": 128, "BLOCK_N": 32}),
-        Tile(num_warps=8, num_stages=1, sizes={"BLOCK_M": 64, "BLOCK_N": 32}),
+        Tile(num_warps=8, num_stages=1, sizes={"BLOCK_M": 64, "BLOCK_N": 16}),
     ),
     "prefill_attention_fp32": _attention(
         32,

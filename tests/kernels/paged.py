@@ -32,22 +32,31 @@ class PagedBatch:
     def max_seqlen_q(self) -> int:
         return int(self.cu_seqlens_q.diff().max())
 
-    def expected(self) -> Tensor:
+    def expected(self, window: int | None = None, softcap: float | None = None) -> Tensor:
         """Causal attention of every query, dense and in fp64."""
         starts = self.cu_seqlens_q.tolist()
         outs = [
-            dense_attention(self.q[start:end], k, v, self.scale)
+            dense_attention(self.q[start:end], k, v, self.scale, window, softcap)
             for start, end, k, v in zip(starts[:-1], starts[1:], self.keys, self.values, strict=True)
         ]
         return torch.cat(outs)
 
+    def poison(self, sequence: int, end: int) -> None:
+        """Put NaN in the place of a sequence's keys and values before end, a multiple of block_size."""
+        block_ids = self.block_tables[sequence, : end // self.kv.block_size].long()
+        self.kv.keys[block_ids] = float("nan")
+        self.kv.values[block_ids] = float("nan")
 
-def dense_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+
+def dense_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, softcap: float | None) -> Tensor:
     """q: [num_queries, num_heads, head_dim], the last of k, v: [context_len, num_kv_heads, head_dim]."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.double().repeat_interleave(group, dim=1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
-    is_hidden = torch.ones(scores.shape[1:], dtype=torch.bool).triu(len(k) - len(q) + 1)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    ages = torch.arange(len(k) - len(q), len(k)).unsqueeze(1) - torch.arange(len(k))
+    is_hidden = (ages < 0) if window is None else (ages < 0) | (ages >= window)
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(is_hidden, float("-inf")).softmax(-1), v)
 
 

@@ -14,7 +14,11 @@ HEADS = [(3, 3, 64), (9, 3, 64), (4, 1, 80), (8, 1, 128)]
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-def prefill(batch: PagedBatch) -> Tensor:
+# Smaller than a block and a tile, around their sizes, and larger than every context.
+WINDOWS = [1, 2, 15, 16, 17, 64, 256, 257, 600, 2000]
+
+
+def prefill(batch: PagedBatch, window: int | None = None, softcap: float | None = None) -> Tensor:
     return prefill_attention(
         batch.q,
         batch.kv,
@@ -23,11 +27,14 @@ def prefill(batch: PagedBatch) -> Tensor:
         batch.block_tables,
         batch.scale,
         batch.max_seqlen_q,
+        window=window,
+        softcap=softcap,
     )
 
 
-def decode(batch: PagedBatch) -> Tensor:
-    return decode_attention(batch.q, batch.kv, batch.block_tables, batch.context_lens, batch.scale)
+def decode(batch: PagedBatch, window: int | None = None, softcap: float | None = None) -> Tensor:
+    lens = batch.block_tables, batch.context_lens
+    return decode_attention(batch.q, batch.kv, *lens, batch.scale, window=window, softcap=softcap)
 
 
 def assert_close(actual: Tensor, expected: Tensor) -> None:
@@ -82,6 +89,25 @@ def test_a_chunked_prompt_equals_the_whole_prompt():
         )
         outs.append(chunk)
     assert_close(torch.cat(outs), whole.expected())
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_a_window_hides_all_keys_before_it(window, softcap):
+    batch = make_paged_batch([1, 65, 129, 7], [1, 65, 400, 514], 4, 2, 16, torch.float32)
+    assert_close(prefill(batch, window, softcap), batch.expected(window, softcap))
+    batch = make_paged_batch([1] * 5, [1, 16, 17, 513, 1030], 4, 2, 16, torch.float32)
+    assert_close(decode(batch, window, softcap), batch.expected(window, softcap))
+
+
+@pytest.mark.parametrize("softcap", [0.5, 50.0])
+def test_a_softcap_bounds_scores(softcap):
+    batch = make_paged_batch([9], [70], 4, 2, 16, torch.float32)
+    batch.q *= 30
+    assert_close(prefill(batch, softcap=softcap), batch.expected(softcap=softcap))
+    batch = make_paged_batch([1, 1], [70, 3], 4, 2, 16, torch.float32)
+    batch.q *= 30
+    assert_close(decode(batch, softcap=softcap), batch.expected(softcap=softcap))
 
 
 def test_many_small_tiles_equal_dense_attention(monkeypatch):

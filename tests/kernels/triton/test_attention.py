@@ -25,13 +25,21 @@ HEADS = [(2, 2, 16), (6, 2, 64), (4, 1, 80), (8, 1, 32)]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
-def prefill(batch: PagedBatch) -> Tensor:
+# Smaller than a block and a tile, around their sizes and those of several tiles, and larger than every context.
+WINDOWS = [1, 2, 15, 16, 17, 31, 32, 33, 64, 70, 97, 200]
+
+
+def prefill(batch: PagedBatch, window: int | None = None, softcap: float | None = None) -> Tensor:
     lens = batch.cu_seqlens_q, batch.context_lens
-    return prefill_attention(batch.q, batch.kv, *lens, batch.block_tables, batch.scale, batch.max_seqlen_q, INTERPRETER)
+    rows = batch.q, batch.kv, *lens, batch.block_tables
+    return prefill_attention(*rows, batch.scale, batch.max_seqlen_q, INTERPRETER, window=window, softcap=softcap)
 
 
-def decode(batch: PagedBatch, gpu: Gpu = INTERPRETER) -> Tensor:
-    return decode_attention(batch.q, batch.kv, batch.block_tables, batch.context_lens, batch.scale, gpu)
+def decode(
+    batch: PagedBatch, gpu: Gpu = INTERPRETER, window: int | None = None, softcap: float | None = None
+) -> Tensor:
+    rows = batch.q, batch.kv, batch.block_tables, batch.context_lens
+    return decode_attention(*rows, batch.scale, gpu, window=window, softcap=softcap)
 
 
 def assert_close(actual: Tensor, expected: Tensor) -> None:
@@ -67,6 +75,51 @@ def test_parts_of_split_keys_make_up_the_whole(dtype):
     batch = make_paged_batch([1] * 3, [2, 513, 700], 3, 1, 16, dtype)
     assert choose_num_splits(3, batch.block_tables.shape[1] * 16, INTERPRETER.num_processors) > 2
     assert_close(decode(batch), batch.expected())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_prefill_in_a_window_equals_dense_attention(window, dtype):
+    # Prompts without a prefix and with one that is longer than most windows; three heads leave rows of a tile unused.
+    batch = make_paged_batch([1, 34, 9, 40], [1, 34, 9, 150], 3, 1, 16, dtype)
+    assert_close(prefill(batch, window), batch.expected(window))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_decode_in_a_window_equals_dense_attention(window, dtype):
+    batch = make_paged_batch([1] * 6, [5, 1, 16, 33, 64, 131], 3, 1, 16, dtype)
+    assert_close(decode(batch, ONE_PROCESSOR, window), batch.expected(window))
+
+
+@pytest.mark.parametrize("window", [129, 300, 512, 600])
+def test_parts_of_a_window_make_up_the_whole(window):
+    # Contexts within the window, around it, and far beyond it.
+    batch = make_paged_batch([1] * 3, [2, 513, 700], 3, 1, 16, torch.float32)
+    assert_close(decode(batch, Gpu("interpreter", 16), window), batch.expected(window))
+
+
+@pytest.mark.parametrize(("window", "first_tile"), [(20, 96), (35, 96), (36, 64), (68, 32)])
+def test_tiles_before_the_window_are_not_read(window, first_tile):
+    # Of the tokens 130 and 131, the first sees the key 131 - window.
+    batch = make_paged_batch([2], [132], 2, 1, 16, torch.float32)
+    expected = batch.expected(window)
+    batch.poison(0, first_tile)
+    assert_close(prefill(batch, window), expected)
+    batch.q = batch.q[1:]
+    assert_close(decode(batch, INTERPRETER, window), expected[1:])
+
+
+@pytest.mark.filterwarnings("ignore:overflow")  # of numpy: to infinity, which is what is wanted
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("softcap", [0.5, 5.0, 50.0])
+def test_a_softcap_bounds_scores(softcap, window):
+    batch = make_paged_batch([3, 20], [30, 75], 4, 2, 16, torch.float32)
+    batch.q *= 10
+    assert_close(prefill(batch, window, softcap), batch.expected(window, softcap))
+    batch = make_paged_batch([1, 1], [30, 75], 4, 2, 16, torch.float32)
+    batch.q *= 10
+    assert_close(decode(batch, INTERPRETER, window, softcap), batch.expected(window, softcap))
 
 
 @pytest.mark.parametrize(("block_size", "dtype"), [(1, torch.float32), (2, torch.bfloat16), (64, torch.bfloat16)])
