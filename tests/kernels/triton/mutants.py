@@ -207,7 +207,7 @@ MUTANTS = (
         "tl.max(tl.where(logits == tile_best, ids, 0))",
     ),
     Mutant("sample", "keep one token more than top_k", "(count < top_k)", "(count <= top_k)"),
-    Mutant("sample", "look for the token behind the top_k-th", "if count >= top_k:", "if count > top_k:"),
+    Mutant("sample", "count those above as equal ones", "top_k - num_above", "num_above"),
     Mutant("sample", "count equal logits once", "weight.to(tl.float64) * num_equal", "weight.to(tl.float64)"),
     Mutant("sample", "reach for the whole mass", "mass *= top_p.to(tl.float64)", "mass *= 1.0"),
     Mutant("sample", "count mass that min_p takes away", "is_before & (weights >= min_p)", "is_before"),

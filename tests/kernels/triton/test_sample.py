@@ -72,6 +72,7 @@ def assert_same_tokens(logits: Tensor, draws: Draws) -> None:
         {"top_k": 7, "top_p": 0.7},
         {"top_k": 40, "top_p": 0.9, "min_p": 0.02, "temperature": 1.7},
         {"min_p": 0.05, "top_p": 0.8},
+        {"min_p": 0.2, "top_p": 0.3, "temperature": 3.0},  # min_p leaves a third of the mass
     ],
     ids=str,
 )
