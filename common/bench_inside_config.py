@@ -34,8 +34,8 @@ class InsideEngineOptions:
 
     cores: Annotated[int, Flag(help="to compute on; 0: those available to the process", at_least=0)] = 0
     kernels: Annotated[
-        Literal["auto", "cpu", "reference"],
-        Flag(help="cpu: native, built on first use; reference: plain PyTorch; auto: native if that can be had"),
+        Literal["auto", "cpu", "triton", "reference"],
+        Flag(help="cpu: native; triton: of GPUs; reference: plain PyTorch; auto: the device's own, if they can be had"),
     ] = "auto"
 
 
@@ -45,8 +45,10 @@ class RanksOptions:
 
     tensor_parallel_size: Annotated[int, Flag(help="processes that the model is split over", at_least=1)] = 1
     collectives: Annotated[
-        Literal["auto", "shm", "gloo"],
-        Flag(help="how they add up their parts; shm: native; gloo: PyTorch's; auto: shm if it is there"),
+        Literal["auto", "shm", "gloo", "nccl"],
+        Flag(
+            help="how they add up their parts; shm: native; gloo: PyTorch's; nccl: of GPUs; auto: the fastest there is"
+        ),
     ] = "auto"
 
 

@@ -93,8 +93,8 @@ class WorkerOptions:
     collectives: Annotated[
         Literal["auto", "shm", "gloo", "nccl"],
         Flag(
-            help="how a worker's processes add up their parts; shm: native; gloo: PyTorch's; nccl: of GPUs; auto: nccl "
-            "on GPUs, else shm if it is there"
+            help="how a worker's processes add up their parts; shm: native; gloo: PyTorch's; nccl: of GPUs; auto: the "
+            "fastest there is"
         ),
     ] = "auto"
     alive_file: Annotated[

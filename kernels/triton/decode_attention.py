@@ -29,7 +29,7 @@ MAX_SPLITS = 64
 """What the second kernel holds in registers."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def decode_attention_kernel(
     q_ptr,  # [num_seqs, num_heads, HEAD_DIM]
     keys_ptr,  # words: [num_blocks, num_kv_heads, HEAD_DIM / PAIR, BLOCK_SIZE]
@@ -89,7 +89,7 @@ def decode_attention_kernel(
     tl.store(lse_ptr + out_rows, lse, mask=is_row)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def reduce_splits_kernel(
     parts_ptr,  # [num_rows, num_splits, HEAD_DIM]
     lse_ptr,  # [num_rows, num_splits]

@@ -4,12 +4,16 @@ from functools import partial
 
 import torch
 import triton
+from torch import Tensor
 
 from kernels.composed import SmallOps
 from kernels.errors import NoOps
+from kernels.linear import PackedLinear, pack_linear
+from kernels.quantised_linear import quantise_weight
 from kernels.triton.decode_attention import decode_attention
-from kernels.triton.gpu import gpu_of
+from kernels.triton.gpu import Gpu, gpu_of
 from kernels.triton.prefill_attention import prefill_attention
+from kernels.triton.quantised_linear import quantised_linear
 from kernels.triton.rms_norm import rms_norm
 from kernels.triton.rope_and_cache import rope_and_cache
 from kernels.triton.sample import sample
@@ -18,6 +22,22 @@ from kernels.triton.staging import gather_blocks, scatter_blocks
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
 """Those that kernels are compiled for ahead of time; the interpreter takes every one."""
+
+
+class QuantisedLinear:
+    """A `PackedLinear`."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, quantization: str, gpu: Gpu) -> None:
+        self._weight = quantise_weight(weight, quantization)
+        self._bias = bias
+        self._gpu = gpu
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return quantised_linear(x, self._weight, self._bias, self._gpu)
+
+
+def pack(weight: Tensor, bias: Tensor | None, quantization: str, gpu: Gpu) -> PackedLinear:
+    return pack_linear(weight, bias) if quantization == "none" else QuantisedLinear(weight, bias, quantization, gpu)
 
 
 def small_ops(device: torch.device, head_dim: int, quantization: str) -> tuple[str, SmallOps]:
@@ -29,10 +49,13 @@ def small_ops(device: torch.device, head_dim: int, quantization: str) -> tuple[s
         raise NoOps("a CPU runs Triton's kernels in its interpreter only, for tests: TRITON_INTERPRET=1")
     if device.type != "cpu" and head_dim not in HEAD_DIMS:
         raise NoOps(f"head_dim must be one of {', '.join(map(str, HEAD_DIMS))}, got {head_dim}")
-    if quantization != "none":
-        raise NoOps(f"quantization {quantization} is not there")
     gpu = gpu_of(device)
-    return f"triton ({gpu.family})", SmallOps(
+    name = gpu.family if quantization == "none" else f"{gpu.family}, {quantization}"
+    # The head has 8 bits at least: every error of a logit is seen, and GGUF's converters do the same.
+    head = quantization if quantization == "none" else "int8"
+    return f"triton ({name})", SmallOps(
+        pack=partial(pack, quantization=quantization, gpu=gpu),
+        pack_head=partial(pack, quantization=head, gpu=gpu),
         rms_norm=partial(rms_norm, gpu=gpu),
         rope_and_cache=partial(rope_and_cache, gpu=gpu),
         decode_attention=partial(decode_attention, gpu=gpu),

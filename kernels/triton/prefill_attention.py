@@ -18,7 +18,7 @@ from kernels.triton.attention import (
 from kernels.triton.gpu import Gpu
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def prefill_attention_kernel(
     q_ptr,  # [num_tokens, num_heads, HEAD_DIM]
     keys_ptr,  # words: [num_blocks, num_kv_heads, HEAD_DIM / PAIR, BLOCK_SIZE]

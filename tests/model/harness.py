@@ -18,13 +18,19 @@ GREEDY = SamplingParams(max_tokens=1000, temperature=0.0)
 
 
 def load(
-    model: str | Path, *, dtype: str = "float32", num_blocks: int = 64, block_size: int = 16, kernels: str = "auto"
+    model: str | Path,
+    *,
+    dtype: str = "float32",
+    num_blocks: int = 64,
+    block_size: int = 16,
+    kernels: str = "auto",
+    quantization: str = "none",
 ) -> ModelRunner:
     files = find_model(str(model))
     config = read_model_config(files)
     layout = kv_layout(config, dtype, block_size, files.model_hash)
     max_len = min(config.max_context, num_blocks * block_size)
-    loaded = load_model(files, config, layout, max_len, private_cores(2), kernels)
+    loaded = load_model(files, config, layout, max_len, private_cores(2), kernels, quantization)
     return ModelRunner(loaded, KVCache(layout, num_blocks))
 
 

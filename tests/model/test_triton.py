@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from kernels.quantised_linear import quantise_weight
 from tests.model import harness, tiny_models
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -19,3 +20,17 @@ def test_greedy_equals_transformers(variant: str, tmp_path: Path) -> None:
     runner = harness.load(tmp_path, kernels="triton")
     assert runner.ops.name == "triton (interpreter)"
     assert harness.greedy(runner, prompts, NUM_TOKENS, chunk=23) == expected
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantised_weights_give_what_the_weights_they_stand_for_give(quantization: str, tmp_path: Path) -> None:
+    model = tiny_models.save("grouped", tmp_path / "model")
+    prompt = tiny_models.prompts()[1]
+    head = "int8"
+    for name, parameter in model.named_parameters():
+        if name.endswith("proj.weight") or name == "lm_head.weight":
+            bits = head if name == "lm_head.weight" else quantization
+            parameter.data.copy_(quantise_weight(parameter.data, bits).dequantise())
+    runner = harness.load(tmp_path / "model", kernels="triton", quantization=quantization)
+    assert runner.ops.name == f"triton (interpreter, {quantization})"
+    assert harness.greedy(runner, [prompt], 3) == [tiny_models.greedy(model, prompt, 3)]
