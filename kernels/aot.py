@@ -130,11 +130,12 @@ def compile_launch(launch: Launch, target: Target) -> CompiledKernel:
     signature, constants, attributes = {}, {}, {}
     for index, param in enumerate(launch.kernel.params):
         value = launch.arguments[param.name]
-        if param.is_constexpr or value is None or (isinstance(value, int) and value == 1):
+        is_special = isinstance(value, int) and not param.do_not_specialize
+        if param.is_constexpr or value is None or (is_special and value == 1):
             signature[param.name], constants[(index,)] = "constexpr", value
             continue
         signature[param.name] = _type_of(value)
-        if isinstance(value, Tensor) or (isinstance(value, int) and value % _ALIGNMENT == 0):
+        if isinstance(value, Tensor) or (is_special and value % _ALIGNMENT == 0):
             attributes[(index,)] = [["tt.divisibility", _ALIGNMENT]]
     source = ASTSource(launch.kernel, signature, constants, attributes)
     return triton.compile(source, target=target.compiler, options=dict(launch.options))
