@@ -57,4 +57,20 @@ REGRESSIONS: dict[str, Plan] = {
         lease_s=1.5,
         pull_timeout_s=1.0,
     ),
+    "a pull whose source a poisonous request has killed does not count against the request that pulled": Plan(
+        seed=4,
+        gateways=("g0",),
+        workers=(
+            WorkerPlan(name="p0", role=Role.PREFILL, num_blocks=14),
+            WorkerPlan(name="d1", role=Role.DECODE, num_blocks=14, max_batch_tokens=5),
+        ),
+        arrivals=(
+            Arrival(at_s=0.377, num_prompt=10, max_tokens=9, family=2),
+            Arrival(at_s=0.354, num_prompt=15, max_tokens=19, family=1),
+            Arrival(at_s=0.388, num_prompt=14, max_tokens=3, family=1),
+            Arrival(at_s=0.388, num_prompt=1, max_tokens=1, family=1, is_poison=True),
+        ),
+        faults=(),
+        policy=POISONED,
+    ),
 }
