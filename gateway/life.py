@@ -36,7 +36,7 @@ class Request:
     decode:            the worker that pulls the KV, or has it from the beginning, and goes on
     computed_at:       the last worker that had the prompt: it keeps its KV in the cache for the next attempt
     num_cached_tokens: of the prompt, at the first attempt that brought a token
-    failed_s:          when the latest failure came that counted; until then, when the request arrived
+    failed_s:          when the latest failure came that counted or may count; until then, when the request arrived
     failed_transfer:   of the latest failure, from which worker and when; it counts once that worker shows that it lives
     is_doubtful:       its latest worker died or failed it, and none has decoded it since
     """

@@ -257,7 +257,7 @@ class Requests:
         source = request.kv.source.peer if request.kv else peer
         request.forget(peer)
         self._note_failure(request, now, counts=False)
-        request.failed_transfer = (source, now)
+        request.failed_s, request.failed_transfer = now, (source, now)
         return self._retry(request, reason, now)
 
     def _fail_attempt(self, request: Request, reason: str, now: float) -> list[Effect]:

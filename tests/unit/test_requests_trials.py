@@ -112,6 +112,7 @@ def fail_transfer(bench: Bench) -> None:
     bench.prefill()
     _, message = bench.decode()
     bench.sent.clear()
+    bench.now += 0.1
     name, attempt, why = message.request_id, message.attempt, "the connection broke"
     bench.do(Received(D0, Ended(request_id=name, attempt=attempt, reason=EndReason.TRANSFER, detail=why)))
 
@@ -126,6 +127,7 @@ def test_a_transfer_that_the_death_of_its_source_ends_counts_for_nobody() -> Non
         bench.join((D0, Role.DECODE), (peer, Role.PREFILL))
         bench.do(Tick())
         fail_transfer(bench)
+        bench.sent.clear()
         bench.do(LinkLost(peer, "broken"))
     assert client.error is None
     assert not client.is_ended
