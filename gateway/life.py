@@ -29,14 +29,15 @@ class Request:
     """A client's request from submission to its terminal frame.
 
     Mutable state: output_token_ids is what the client was sent, over all attempts; the rest below
-    belongs to the current attempt, but for num_failures, failed_s, is_doubtful, computed_at and
-    num_cached_tokens.
+    belongs to the current attempt, but for num_failures, failed_s, failed_transfer, is_doubtful,
+    computed_at and num_cached_tokens.
 
     prefill:           the worker that computes the prompt or holds its KV
     decode:            the worker that pulls the KV, or has it from the beginning, and goes on
     computed_at:       the last worker that had the prompt: it keeps its KV in the cache for the next attempt
     num_cached_tokens: of the prompt, at the first attempt that brought a token
-    failed_s:          when the latest failure came that counted; until then, when the request arrived
+    failed_s:          when the latest failure came that counted or may count; until then, when the request arrived
+    failed_transfer:   of the latest failure, from which worker and when; it counts once that worker shows that it lives
     is_doubtful:       its latest worker died or failed it, and none has decoded it since
     """
 
@@ -54,6 +55,7 @@ class Request:
     kv: KVDescriptor | None = None
     computed_at: PeerId | None = None
     num_failures: int = 0
+    failed_transfer: tuple[PeerId, float] | None = None
     is_doubtful: bool = False
     num_cached_tokens: int = 0
 
@@ -99,7 +101,7 @@ class LifePolicy:
     no_worker_timeout_s:  wait of a request without a token for a pool without a worker
     resume_timeout_s:     the same wait in mid-stream
     max_attempts:         failed attempts of one request: deaths of a worker that it may have caused, transfers that
-                          did not work; not preemption and draining
+                          did not work from a worker that lives; not preemption and draining
     """
 
     max_concurrent_requests: int

@@ -230,6 +230,8 @@ class Requests:
                 return self._fail(request, RequestError(400, ended.detail))
             case EndReason.FAILED:
                 return self._fail(request, RequestError(500, ended.detail, type="internal_server_error"))
+            case EndReason.TRANSFER:
+                return self._transfer_failed(peer, request, ended.detail, now)
             case _:
                 needed = request.depends_on(peer)
                 request.forget(peer)
@@ -247,12 +249,29 @@ class Requests:
         blamed = [request for request in lost if request.is_doubtful] or lost
         counted = {r.request_id for r in blamed if not worker.is_back and r.may_have_killed(worker.last_heard_s)}
         for request in lost:
-            request.note_failure(now, counts=request.request_id in counted)
+            self._note_failure(request, now, counts=request.request_id in counted)
         return [effect for request in lost for effect in self._retry(request, reason, now)]
 
-    def _fail_attempt(self, request: Request, reason: str, now: float) -> list[Effect]:
-        request.note_failure(now, counts=True)
+    def _transfer_failed(self, peer: PeerId, request: Request, reason: str, now: float) -> list[Effect]:
+        """If the source has died, which may be learnt of later, the request has nothing to do with it."""
+        source = request.kv.source.peer if request.kv else peer
+        request.forget(peer)
+        self._note_failure(request, now, counts=False)
+        request.failed_s, request.failed_transfer = now, (source, now)
         return self._retry(request, reason, now)
+
+    def _fail_attempt(self, request: Request, reason: str, now: float) -> list[Effect]:
+        self._note_failure(request, now, counts=True)
+        return self._retry(request, reason, now)
+
+    def _note_failure(self, request: Request, now: float, *, counts: bool) -> None:
+        """A transfer that failed before counts by now if its source was heard of since."""
+        if request.failed_transfer:
+            source, failed_s = request.failed_transfer
+            worker = self.fleet.get(source)
+            request.num_failures += worker is not None and worker.last_heard_s > failed_s
+            request.failed_transfer = None
+        request.note_failure(now, counts=counts)
 
     def _retry(self, request: Request, reason: str, now: float) -> list[Effect]:
         """The one way to go on after anything: drop this attempt, start the next from the tokens so far."""

@@ -201,14 +201,10 @@ class PrefillScheduler:
         candidates = self._candidates(tenants)
         remaining = [sequence.num_remaining - len(cached) * self._blocks.block_size for sequence, cached in candidates]
         chunks = assign_chunks(remaining, self._budget_tokens(), SHORT_SHARE)
-        planned: list[ScheduledSequence] = []
-        for (sequence, _), chunk in zip(candidates, chunks, strict=True):
-            if chunk == 0:
-                continue
-            if sequence.key in self._waiting:
-                self._start(sequence)
-            planned.append(self._plan_chunk(sequence, chunk))
-        return StepPlan(tuple(planned)) if planned else None
+        chosen = [(*pair, chunk) for pair, chunk in zip(candidates, chunks, strict=True) if chunk]
+        self._start([(sequence, cached) for sequence, cached, _ in chosen if sequence.key in self._waiting])
+        planned = tuple(self._plan_chunk(sequence, chunk) for sequence, _, chunk in chosen)
+        return StepPlan(planned) if planned else None
 
     def _candidates(self, tenants: Tenants | None) -> list[tuple[PrefillSequence, list[BlockId]]]:
         """Sequences that may compute now, oldest first; with the cached blocks that a waiting one would share.
@@ -234,16 +230,16 @@ class PrefillScheduler:
         fresh = self._blocks.num_blocks_for(len(sequence.token_ids)) - len(cached)
         return fresh + self._blocks.num_evictable(cached)
 
-    def _start(self, sequence: PrefillSequence) -> None:
-        """Reserve all its blocks. Matches again, since what started before it may have taken cached blocks."""
-        del self._waiting[sequence.key]
-        cached = self._match(sequence)
-        self._blocks.share(cached)
-        fresh = self._blocks.num_blocks_for(len(sequence.token_ids)) - len(cached)
-        sequence.block_table = cached + self._blocks.allocate(fresh)
-        sequence.checksums = [self._blocks.checksums(block_id) for block_id in cached]
-        sequence.num_computed = sequence.num_cached = len(cached) * self._blocks.block_size
-        self._running[sequence.key] = sequence
+    def _start(self, starting: Sequence[tuple[PrefillSequence, list[BlockId]]]) -> None:
+        """Reserve all their blocks: what one of them shares is not evicted for another one."""
+        for _, cached in starting:
+            self._blocks.share(cached)
+        for sequence, cached in starting:
+            fresh = self._blocks.num_blocks_for(len(sequence.token_ids)) - len(cached)
+            sequence.block_table = cached + self._blocks.allocate(fresh)
+            sequence.checksums = [self._blocks.checksums(block_id) for block_id in cached]
+            sequence.num_computed = sequence.num_cached = len(cached) * self._blocks.block_size
+            self._running[sequence.key] = self._waiting.pop(sequence.key)
 
     def _plan_chunk(self, sequence: PrefillSequence, chunk: int) -> ScheduledSequence:
         start, end = sequence.num_computed, min(sequence.num_computed + chunk, len(sequence.token_ids))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -100,10 +100,13 @@ def drain_and_accept(service: PrefillService) -> list[Any]:
 DRAIN = PrefillService.drain
 
 
-def share_blocks_before_they_are_computed(scheduler: PrefillScheduler, sequence: PrefillSequence) -> None:
-    START(scheduler, sequence)
-    for block_id, block_hash in zip(sequence.block_table, sequence.hashes, strict=False):
-        scheduler._blocks.seal(block_id, block_hash, (0,))
+def share_blocks_before_they_are_computed(
+    scheduler: PrefillScheduler, starting: Sequence[tuple[PrefillSequence, list[BlockId]]]
+) -> None:
+    START(scheduler, starting)
+    for sequence, _ in starting:
+        for block_id, block_hash in zip(sequence.block_table, sequence.hashes, strict=False):
+            scheduler._blocks.seal(block_id, block_hash, (0,))
 
 
 START = PrefillScheduler._start

@@ -57,6 +57,26 @@ def tokens(length: int, first: int = 0) -> tuple[int, ...]:
     return tuple(range(first, first + length))
 
 
+def test_what_a_prompt_shares_is_not_evicted_for_one_that_starts_with_it() -> None:
+    """Of its prefix the first block is cached and evictable, the second one owned by somebody else."""
+    bench = Bench(num_blocks=104, max_batch_tokens=64)
+    bench.add("short", tokens(5), max_tokens=1)
+    bench.add("long", tokens(400))
+    bench.step()
+    bench.add("other", tokens(12, first=500), max_tokens=1)
+    bench.step()
+    assert (bench.blocks.num_owned, bench.blocks.num_available) == (100, 4)
+    bench.add("a", tokens(8, first=600))
+    key = bench.add("b", tokens(12))
+    plan, _ = bench.step()
+    assert plan is not None
+    assert len(plan.sequences) == 3
+    sequence = bench.scheduler.get(key)
+    assert sequence is not None
+    assert sequence.num_cached == 8
+    bench.blocks.check()
+
+
 def started_beside(tenants: Tenants) -> int:
     """How many of four prompts of three blocks each start in a cache of 16."""
     bench = Bench(num_blocks=16, max_batch_tokens=64)

@@ -4,8 +4,8 @@ from itertools import count
 
 from common.ids import PeerId, RequestId
 from common.service import LinkLost, Received, Tick
-from common.wire import DecodeRequest, PrefillRequest, Role, Tokens
-from tests.unit.requests_rig import D0, Bench, prefill_done, tokens
+from common.wire import DecodeRequest, Ended, EndReason, PrefillRequest, Role, Tokens
+from tests.unit.requests_rig import D0, POLICY, Bench, prefill_done, tokens
 
 POISON = RequestId("poison")
 
@@ -105,3 +105,44 @@ def test_a_death_that_was_known_counts_for_nobody_who_was_sent_to_the_dead_worke
         bench.join((p1, Role.PREFILL))
         bench.do(LinkLost(p1, "another one lives at its address"))
     assert client.error is None
+
+
+def fail_transfer(bench: Bench) -> None:
+    """The decode worker cannot pull the KV that the prefill worker has computed."""
+    bench.prefill()
+    _, message = bench.decode()
+    bench.sent.clear()
+    bench.now += 0.1
+    name, attempt, why = message.request_id, message.attempt, "the connection broke"
+    bench.do(Received(D0, Ended(request_id=name, attempt=attempt, reason=EndReason.TRANSFER, detail=why)))
+
+
+def test_a_transfer_that_the_death_of_its_source_ends_counts_for_nobody() -> None:
+    """Whether the gateway learns of the death before the transfer or after it."""
+    bench = Bench()
+    client = bench.submit()
+    for number in range(POLICY.max_attempts + 1):
+        peer = PeerId(f"p0#{number}")
+        bench.now += 1.0
+        bench.join((D0, Role.DECODE), (peer, Role.PREFILL))
+        bench.do(Tick())
+        fail_transfer(bench)
+        bench.sent.clear()
+        bench.do(LinkLost(peer, "broken"))
+    assert client.error is None
+    assert not client.is_ended
+
+
+def test_transfers_that_fail_from_a_worker_that_lives_end_the_request() -> None:
+    bench = Bench()
+    client = bench.submit()
+    peer = PeerId("p0#0")
+    bench.join((D0, Role.DECODE), (peer, Role.PREFILL))
+    for _ in range(POLICY.max_attempts + 1):
+        assert client.error is None
+        bench.now += 1.0
+        bench.join((peer, Role.PREFILL))
+        bench.do(Tick())
+        fail_transfer(bench)
+    assert client.error is not None
+    assert client.error.code == "too_many_attempts"
