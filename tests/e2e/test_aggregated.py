@@ -7,7 +7,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from transformers import LlamaForCausalLM
 
 from tests.e2e.clients import SAMPLINGS, ask_all, completion, stream_all, token_ids
 from tests.e2e.stack import Stack
@@ -18,8 +17,7 @@ from tests.model.reference import chosen_greedily
 
 
 def test_greedy_tokens_are_those_of_transformers_beside_a_prompt_in_chunks(tmp_path: Path) -> None:
-    reference: LlamaForCausalLM = smollm2.build_reference(smollm2.load_reference_tensors())
-    prompts, lengths = [*chat_prompts()[:8], text_tokens(600)], [32] * 8 + [4]
+    prompts, lengths = [*chat_prompts()[:8], text_tokens(300)], [32] * 8 + [4]
     bodies = [completion(prompt, max_tokens=length) for prompt, length in zip(prompts, lengths, strict=True)]
     sizes = ("--kv-cache-memory=900MB", "--max-batch-prefill-tokens=64")
     stack = Stack("--role=both", "--dtype=float32", *sizes, log_dir=tmp_path)
@@ -31,7 +29,7 @@ def test_greedy_tokens_are_those_of_transformers_beside_a_prompt_in_chunks(tmp_p
     finally:
         assert stack.stop() == 0
     for prompt, length, answer in zip(prompts, lengths, answers, strict=True):
-        assert answer == chosen_greedily(reference, prompt, answer)
+        assert answer == chosen_greedily(smollm2.reference(), prompt, answer)
         assert len(answer) == length
     assert counters["first_tokens_sampled"] == len(prompts)
     assert counters["prompt_tokens_computed"] + counters["cached_tokens"] == sum(map(len, prompts))

@@ -14,7 +14,8 @@ PROMPTS = [[(index * 37 + start) % 256 for index in range(length)] for start, le
 NUM_TOKENS = 40
 
 
-@pytest.mark.parametrize("variant", ["grouped", "llama3_rope", "mistral"])
+# The first is in test_transport.py as well, by every route.
+@pytest.mark.parametrize("variant", [pytest.param("grouped", marks=pytest.mark.full), "llama3_rope", "mistral"])
 def test_a_folder_gives_the_tokens_of_transformers(variant: str, tmp_path: Path) -> None:
     model = save_tiny(tmp_path / "model", variant)
     stack = Stack(f"--model={tmp_path / 'model'}", "--dtype=float32", "--kv-cache-memory=20MB", log_dir=tmp_path)

@@ -85,10 +85,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Expected:
 def built_in(tmp_path_factory: pytest.TempPathFactory) -> Expected:
     """The built-in model: 9 heads, 3 KV heads. The greedy answers are those of transformers."""
     expected = ask_whole_workers((), smollm2_requests(), tmp_path_factory.mktemp("built_in"))
-    reference = smollm2.build_reference(smollm2.load_reference_tensors())
     for index in (0, 4):
         answer = expected.answers[index]
-        assert answer == chosen_greedily(reference, expected.requests[index]["prompt"], answer)
+        assert answer == chosen_greedily(smollm2.reference(), expected.requests[index]["prompt"], answer)
     return expected
 
 
@@ -161,8 +160,7 @@ def test_three_ranks_of_the_built_in_model_decode_what_transformers_generates(tm
         answers = [token_ids(answer) for answer in ask_all(stack.url, bodies)]
     finally:
         assert stack.stop() == 0
-    reference = smollm2.build_reference(smollm2.load_reference_tensors())
-    assert answers == [chosen_greedily(reference, *pair) for pair in zip(prompts, answers, strict=True)]
+    assert answers == [chosen_greedily(smollm2.reference(), *pair) for pair in zip(prompts, answers, strict=True)]
     assert [len(answer) for answer in answers] == [NUM_FEW_TOKENS] * len(prompts)
 
 

@@ -13,5 +13,5 @@ def chosen_greedily(model: PreTrainedModel, prompt: Sequence[int], token_ids: Se
     was made after the model's own ones, and where they part, so do the lists.
     """
     with torch.inference_mode():
-        logits = model(torch.tensor([[*prompt, *token_ids[:-1]]])).logits[0]
-    return logits[len(prompt) - 1 :].argmax(dim=-1).tolist()
+        output = model(torch.tensor([[*prompt, *token_ids[:-1]]]), use_cache=False, logits_to_keep=len(token_ids))
+    return output.logits[0].argmax(dim=-1).tolist()

@@ -1,9 +1,10 @@
 """The built-in model as transformers has it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -24,19 +25,28 @@ CONFIG = {
 }
 
 
-def load_reference_tensors() -> Mapping[str, Tensor]:
-    """As transformers reads and names them."""
+class _Names(LlamaForCausalLM):
+    """What transformers asks for the names of tensors. It would ask each module again, for names that it has."""
+
+    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
+        return iter(())
+
+
+@cache
+def reference_tensors() -> Mapping[str, Tensor]:
+    """As transformers reads and names them, which takes it many seconds."""
     with torch.device("meta"):
-        names = LlamaForCausalLM(LlamaConfig(**CONFIG))
+        names = _Names(LlamaConfig(**CONFIG))
     return load_gguf_checkpoint(str(find_model("").path), return_tensors=True, model_to_load=names)["tensors"]
 
 
-def build_reference(tensors: Mapping[str, Tensor]) -> LlamaForCausalLM:
+@cache
+def reference() -> LlamaForCausalLM:
     """In fp32."""
     config = LlamaConfig(**CONFIG)
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
-    model.load_state_dict(tensors, strict=False, assign=True)
+    model.load_state_dict(reference_tensors(), strict=False, assign=True)
     model.tie_weights()
     # Its frequencies are no weights, so they are still on the meta device.
     model.model.rotary_emb = LlamaRotaryEmbedding(config)

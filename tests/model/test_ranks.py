@@ -11,6 +11,7 @@ from common.engine.runner import ModelRunner
 from common.errors import ConfigError
 from tests.model import harness, tiny_models
 from tests.model.ranks import Ranks
+from tests.model.reference import chosen_greedily
 
 NUM_TOKENS = 24
 
@@ -21,9 +22,10 @@ NUM_TOKENS = 24
 def test_a_split_model_generates_what_transformers_does(variant: str, kernels: str, size: int, tmp_path: Path) -> None:
     model = tiny_models.save(variant, tmp_path)
     prompts = tiny_models.prompts()
-    expected = [tiny_models.greedy(model, prompt, NUM_TOKENS) for prompt in prompts]
     with Ranks(tmp_path, size, kernels=kernels) as ranks:
-        assert harness.greedy(ranks, prompts, NUM_TOKENS, chunk=20) == expected
+        answers = harness.greedy(ranks, prompts, NUM_TOKENS, chunk=20)
+    assert answers == [chosen_greedily(model, *pair) for pair in zip(prompts, answers, strict=True)]
+    assert [len(answer) for answer in answers] == [NUM_TOKENS] * len(prompts)
 
 
 def test_no_rank_has_more_than_its_part_of_the_cache(tmp_path: Path) -> None:

@@ -1,11 +1,7 @@
 """The built-in model: our reading of its GGUF file, and our computation, against transformers' own."""
 
-from collections.abc import Mapping
-
 import pytest
 import torch
-from torch import Tensor
-from transformers import LlamaForCausalLM
 
 from common.engine.model_config import read_model_config
 from common.engine.parallel import whole
@@ -31,33 +27,23 @@ PARIS = 7042
 
 
 @pytest.fixture(scope="module")
-def reference_tensors() -> Mapping[str, Tensor]:
-    return smollm2.load_reference_tensors()
-
-
-@pytest.fixture(scope="module")
-def reference(reference_tensors: Mapping[str, Tensor]) -> LlamaForCausalLM:
-    return smollm2.build_reference(reference_tensors)
-
-
-@pytest.fixture(scope="module")
 def runner() -> ModelRunner:
     return harness.load("")
 
 
-def test_every_tensor_equals_the_one_that_transformers_reads(reference_tensors: Mapping[str, Tensor]) -> None:
+def test_every_tensor_equals_the_one_that_transformers_reads() -> None:
     files = find_model("")
     config = read_model_config(files)
     weights = open_weights(files, config, torch.float32, whole(config), lambda fraction: None)
-    for name, expected in reference_tensors.items():
+    for name, expected in smollm2.reference_tensors().items():
         assert torch.equal(weights.take(name, *expected.shape), expected), name
     weights.finish()
 
 
-def test_greedy_equals_transformers(reference: LlamaForCausalLM, runner: ModelRunner) -> None:
+def test_greedy_equals_transformers(runner: ModelRunner) -> None:
     prompts = list(PROMPTS.values())
     answers = harness.greedy(runner, prompts, NUM_TOKENS)
-    assert answers == [chosen_greedily(reference, *pair) for pair in zip(prompts, answers, strict=True)]
+    assert answers == [chosen_greedily(smollm2.reference(), *pair) for pair in zip(prompts, answers, strict=True)]
     assert [len(answer) for answer in answers] == [NUM_TOKENS] * len(prompts)
 
 

@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,16 @@ def start(how: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, env=ENVIRON, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.fixture(scope="module")
+def hanging() -> "Iterator[dict[str, subprocess.Popen[str]]]":
+    """Workers that hang, each in its own way. They take seconds to end, so they do it together."""
+    with ExitStack() as stack:
+        workers = {how: stack.enter_context(start(how)) for how in ("step", "effect", "log")}
+        yield workers
+        for worker in workers.values():
+            worker.kill()
+
+
 @pytest.mark.parametrize(
     ("how", "what"),
     [
@@ -27,20 +39,19 @@ def start(how: str) -> "subprocess.Popen[str]":
         ("effect", "what the loop does between two steps has run for"),
     ],
 )
-def test_a_loop_that_hangs_ends_its_process_and_says_in_one_line_what_it_hung_in(how: str, what: str) -> None:
-    with start(how) as worker:
-        _, told = worker.communicate(timeout=DEADLINE_S)
-    assert worker.returncode == 1
+def test_a_loop_that_hangs_ends_its_process_and_says_in_one_line_what_it_hung_in(
+    how: str, what: str, hanging: "dict[str, subprocess.Popen[str]]"
+) -> None:
+    _, told = hanging[how].communicate(timeout=DEADLINE_S)
+    assert hanging[how].returncode == 1
     (line,) = told.splitlines()
     assert what in line
     assert "in hang (" in line
 
 
-def test_a_loop_that_hangs_in_its_log_ends_its_process_too() -> None:
+def test_a_loop_that_hangs_in_its_log_ends_its_process_too(hanging: "dict[str, subprocess.Popen[str]]") -> None:
     """So the line that would say so cannot be waited for. Nobody reads what the worker writes."""
-    with start("log") as worker:
-        assert worker.wait(DEADLINE_S) == 1
-        worker.kill()
+    assert hanging["log"].wait(DEADLINE_S) == 1
 
 
 def test_a_step_that_is_slow_is_waited_for() -> None:

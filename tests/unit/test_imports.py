@@ -2,7 +2,6 @@
 
 import ast
 import tomllib
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -88,22 +87,26 @@ def room(module: str) -> str | None:
     return next((name for name in ROOMS if module == name or module.startswith(name + ".")), None)
 
 
+@cache
 def find_file(module: str) -> Path | None:
     base = ROOT.joinpath(*module.split("."))
     return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.exists()), None)
 
 
-def imported_modules(path: Path) -> Iterator[str]:
+@cache
+def imported_modules(path: Path) -> list[str]:
     """Every module that is imported anywhere in the file; `from a import b` is `a.b` where that is a module."""
+    modules: list[str] = []
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            modules += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.module is not None, f"{path}: relative import in line {node.lineno}"
             assert node.level == 0, f"{path}: relative import in line {node.lineno}"
             for alias in node.names:
                 submodule = f"{node.module}.{alias.name}"
-                yield submodule if room(node.module) and find_file(submodule) else node.module
+                modules.append(submodule if room(node.module) and find_file(submodule) else node.module)
+    return modules
 
 
 @pytest.mark.parametrize("path", source_files(), ids=module_name)
