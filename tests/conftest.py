@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Threads of two processes that spin for each other on the same cores cost minutes. Who wants a second one asks for it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -10,6 +11,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # Triton reads it when it is imported first, which transformers does: kernels are run by its interpreter, without a GPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# How long it takes to draw an example says something of the machine and of who else uses it.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 _SEEN = pytest.StashKey[dict[str, str]]()
 
