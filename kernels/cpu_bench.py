@@ -202,10 +202,10 @@ def show(sizes: Sizes, timings: Sequence[Timing]) -> None:
     (console if console.is_terminal else Console(highlight=False, width=_WIDTH_OF_A_PIPE)).print(table)
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], device: argparse.ArgumentParser) -> int:
     """Defaults are SmolLM2-135M's sizes. Returns 1 when the kernels cannot do what is asked."""
     description = "Time single ops, or with all_reduce as the first argument what groups of ranks exchange."
-    parser = argparse.ArgumentParser(prog="python -m kernels.bench", description=description)
+    parser = argparse.ArgumentParser(prog="python -m kernels.bench", description=description, parents=[device])
     defaults = Sizes(hidden=576, heads=9, kv_heads=3, head_dim=64, mlp=1536, vocab=49152, rows=8, context=512)
     add_sizes(parser, defaults)
     parser.add_argument("--dtype", choices=_DTYPES, default="bfloat16")
