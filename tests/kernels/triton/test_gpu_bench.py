@@ -1,4 +1,4 @@
-"""What is timed on a GPU, in the interpreter: all who compute an op get the same, and figures follow from times."""
+"""What is timed on a GPU: all who compute an op get the same, and figures follow from times."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -13,14 +13,15 @@ from kernels.bench_sizes import Sizes
 from kernels.gpu_cases import CASES, Setup
 from kernels.work import Peaks
 
-SMALL = Sizes(hidden=96, heads=6, kv_heads=2, head_dim=16, mlp=80, vocab=257, rows=3, context=37)
+SMALL = Sizes(hidden=96, heads=6, kv_heads=2, head_dim=64, mlp=80, vocab=257, rows=3, context=37)
 
 
 def make_setup() -> Setup:
     torch.manual_seed(0)
-    return gpu_bench.make_setup(SMALL, torch.float32, torch.device("cpu"))
+    return gpu_bench.make_setup(SMALL, torch.float32, torch.get_default_device())
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("op", CASES)
 def test_all_who_are_timed_compute_the_same(op: str) -> None:
     for case in CASES[op](make_setup()):
