@@ -10,7 +10,7 @@ PARALLEL_TESTS := tests/sim tests/model tests/kernels tests/unit
 OTHER_TESTS := tests $(PARALLEL_TESTS:%=--ignore=%)
 ALL_MARKS := -m "not docker and not gpu and not chaos"
 
-.PHONY: help install serve memory test test-full compose-test chaos sim sim-mutants aot kernel-mutants check format docs clean
+.PHONY: help install serve memory test test-full compose-test chaos sim sim-mutants aot kernel-mutants gpu-check check format docs clean
 
 help:
 	@echo "make serve        install what is missing, then serve the built-in model on this machine (ARGS='--port 8080')"
@@ -23,6 +23,7 @@ help:
 	@echo "make sim-mutants  planted bugs, each with the first seed that finds it (SEEDS=5000)"
 	@echo "make aot          compile Triton's kernels for five families of GPUs, none of which need be there; minutes, once"
 	@echo "make kernel-mutants  planted bugs in Triton's kernels, each of which a test must find; ten minutes"
+	@echo "make gpu-check    all that needs a GPU, tests and times, in eight minutes; installs nothing (PYTHON=python3 OUT=folder)"
 	@echo "make check        formatting, lint, types and unit tests: seconds"
 	@echo "make format       rewrite formatting and imports"
 	@echo "make docs         write docs/flags.md anew, after a change of common/config.py"
@@ -80,6 +81,10 @@ aot: $(STAMP)
 
 kernel-mutants: $(STAMP)
 	$(BIN)/python -m tests.kernels.triton.mutants
+
+# With the PyTorch and Triton that are there: the virtual environment has a CPU's.
+gpu-check:
+	$(PYTHON) -m tests.gpu.check --out $(or $(OUT),build/gpu-check)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

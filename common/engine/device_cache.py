@@ -36,7 +36,6 @@ class DeviceKVCache:
         self.layers = layer_views(blocks)
         self.blocks = blocks.flatten(2)
         self._ops = ops
-        self._own = Staging(self, range(layout.num_kv_heads), None)
 
     @property
     def ops(self) -> StagingOps:
@@ -45,7 +44,8 @@ class DeviceKVCache:
     def checksums(self, block_ids: Iterable[BlockId]) -> dict[BlockId, HeadChecksums]:
         """As the host's cache. Waits for the step that computes the blocks."""
         ids = list(block_ids)
-        pieces = self._own.read(ids, self._own.heads)
+        heads = range(self.layout.num_kv_heads)
+        pieces = Staging(self, heads, None).read(ids, heads)
         head_bytes = self.layout.head_bytes
         return {block_id: head_checksums(piece, head_bytes) for block_id, piece in zip(ids, pieces, strict=True)}
 

@@ -182,7 +182,7 @@ def _on_gpu(
             sharing = command.worker.gpu_memory_utilization, placement.num_sharing
             num_blocks = agree(usage.num_blocks(layout.block_bytes, *sharing))
         cache = DeviceKVCache(layout, num_blocks, placement.device, loaded.ops)
-        if isinstance(command, PrefillCommand):
+        if isinstance(command, PrefillCommand) or loaded.ops.name == "reference":  # which waits for lengths
             return ModelRunner(loaded, cache)
         sizes, capture = graph_sizes(command.decode.max_num_seqs), CudaCapture(placement.device)
         report_graphs = lambda fraction: report("capturing graphs", fraction)  # noqa: E731

@@ -70,8 +70,11 @@ def make_paged_batch(
     block_size: int = 16,
     seed: int = 0,
 ) -> PagedBatch:
-    """A random batch in one layer of a strided cache. Free slots, free blocks and other layers hold NaN."""
-    random = torch.Generator().manual_seed(seed)
+    """A random batch in one layer of a strided cache. Free slots, free blocks and other layers hold NaN.
+
+    All of it is on the device where tensors are by default.
+    """
+    random = torch.Generator(torch.get_default_device()).manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=random).to(dtype)

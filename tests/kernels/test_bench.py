@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels import bench
+from kernels import bench, cpu_bench
 from kernels.cpu.library import usable_levels
 
 SMALL = ["--hidden=96", "--heads=6", "--kv-heads=2", "--head-dim=16", "--mlp=80", "--vocab=257", "--rows=3"]
@@ -13,7 +13,7 @@ SMALL = ["--hidden=96", "--heads=6", "--kv-heads=2", "--head-dim=16", "--mlp=80"
 
 @pytest.fixture(autouse=True)
 def one_copy_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "_COLD_BYTES", 1)
+    monkeypatch.setattr(cpu_bench, "_COLD_BYTES", 1)
 
 
 def test_every_op_is_timed_on_every_level_and_by_the_reference(tmp_path: Path) -> None:

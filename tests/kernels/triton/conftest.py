@@ -1,5 +1,6 @@
-"""What Triton's interpreter (3.9), which tests/conftest.py turns on, does not do as a GPU does: bfloat16."""
+"""Where kernels are tested: in Triton's interpreter, which tests/conftest.py turns on, and on a GPU, if asked for."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -7,9 +8,23 @@ import pytest
 import torch
 
 
-@pytest.fixture(autouse=True)
-def bfloat16_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter keeps it in integers. It multiplies these as integers, and cuts bits off where a GPU rounds."""
+@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Puts tensors by default where the kernels run."""
+    if request.param == "interpreter":
+        compute_bfloat16_as_a_gpu_does(monkeypatch)
+        yield
+        return
+    if not torch.cuda.is_available():
+        pytest.skip(f"PyTorch {torch.__version__} finds no GPU")
+    if pytest.importorskip("triton").knobs.runtime.interpret:
+        pytest.skip("kernels are interpreted: TRITON_INTERPRET=0 runs them on the GPU")
+    with torch.device("cuda"):
+        yield
+
+
+def compute_bfloat16_as_a_gpu_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter (3.9) keeps it in integers. It multiplies these as integers, and cuts off what a GPU rounds."""
     tl = pytest.importorskip("triton.language")
     interpreter = pytest.importorskip("triton.runtime.interpreter")
     builder, handle_of = interpreter.InterpreterBuilder, interpreter.TensorHandle

@@ -7,9 +7,12 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from kernels.triton.decode_attention import MAX_SPLITS, MIN_KEYS, choose_num_splits, decode_attention
-from kernels.triton.gpu import INTERPRETER, Gpu
+from kernels.triton.gpu import Gpu
 from kernels.triton.prefill_attention import prefill_attention
 from tests.kernels.paged import PagedBatch, make_paged_batch
+from tests.kernels.triton.here import gpu
+
+pytestmark = pytest.mark.usefixtures("device")
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 """Largest difference allowed from fp64, for values of order 1.
@@ -18,7 +21,6 @@ float32: as of the reference, sums of some hundred terms.
 float16, bfloat16: weights of values are rounded to 2**-12 and 2**-9 of themselves before the product, which moves their
 sum by no more than that part of the largest value, up to 4, and the output is rounded once more.
 """
-ONE_PROCESSOR = Gpu("interpreter", 1)
 
 # GQA ratios 1, 3, 4 and 8; head_dims that are no power of two, and less than a product takes.
 HEADS = [(2, 2, 16), (6, 2, 64), (4, 1, 80), (8, 1, 32)]
@@ -32,14 +34,15 @@ WINDOWS = [1, 2, 15, 16, 17, 31, 32, 33, 64, 70, 97, 200]
 def prefill(batch: PagedBatch, window: int | None = None, softcap: float | None = None) -> Tensor:
     lens = batch.cu_seqlens_q, batch.context_lens
     rows = batch.q, batch.kv, *lens, batch.block_tables
-    return prefill_attention(*rows, batch.scale, batch.max_seqlen_q, INTERPRETER, window=window, softcap=softcap)
+    return prefill_attention(*rows, batch.scale, batch.max_seqlen_q, gpu(), window=window, softcap=softcap)
 
 
 def decode(
-    batch: PagedBatch, gpu: Gpu = INTERPRETER, window: int | None = None, softcap: float | None = None
+    batch: PagedBatch, num_processors: int = 8, window: int | None = None, softcap: float | None = None
 ) -> Tensor:
+    """num_processors: of a GPU that is otherwise the one here; they decide into how many parts keys are split."""
     rows = batch.q, batch.kv, batch.block_tables, batch.context_lens
-    return decode_attention(*rows, batch.scale, gpu, window=window, softcap=softcap)
+    return decode_attention(*rows, batch.scale, Gpu(gpu().family, num_processors), window=window, softcap=softcap)
 
 
 def assert_close(actual: Tensor, expected: Tensor) -> None:
@@ -64,7 +67,7 @@ def test_prefill_of_a_ragged_batch_equals_dense_attention(num_heads, num_kv_head
 def test_decode_of_a_ragged_batch_equals_dense_attention(num_heads, num_kv_heads, head_dim, dtype):
     context_lens = [5, 1, 16, 33, 64, 131]
     batch = make_paged_batch([1] * 6, context_lens, num_heads, num_kv_heads, head_dim, dtype)
-    actual = decode(batch, ONE_PROCESSOR)
+    actual = decode(batch, 1)
     assert actual.dtype == dtype
     assert_close(actual, batch.expected())
 
@@ -73,7 +76,7 @@ def test_decode_of_a_ragged_batch_equals_dense_attention(num_heads, num_kv_heads
 def test_parts_of_split_keys_make_up_the_whole(dtype):
     # Keys for some of the splits only, for all of them, and a last tile of one key.
     batch = make_paged_batch([1] * 3, [2, 513, 700], 3, 1, 16, dtype)
-    assert choose_num_splits(3, batch.block_tables.shape[1] * 16, INTERPRETER.num_processors) > 2
+    assert choose_num_splits(3, batch.block_tables.shape[1] * 16, num_processors=8) > 2
     assert_close(decode(batch), batch.expected())
 
 
@@ -89,14 +92,14 @@ def test_prefill_in_a_window_equals_dense_attention(window, dtype):
 @pytest.mark.parametrize("window", WINDOWS)
 def test_decode_in_a_window_equals_dense_attention(window, dtype):
     batch = make_paged_batch([1] * 6, [5, 1, 16, 33, 64, 131], 3, 1, 16, dtype)
-    assert_close(decode(batch, ONE_PROCESSOR, window), batch.expected(window))
+    assert_close(decode(batch, 1, window), batch.expected(window))
 
 
 @pytest.mark.parametrize("window", [129, 300, 512, 600])
 def test_parts_of_a_window_make_up_the_whole(window):
     # Contexts within the window, around it, and far beyond it.
     batch = make_paged_batch([1] * 3, [2, 513, 700], 3, 1, 16, torch.float32)
-    assert_close(decode(batch, Gpu("interpreter", 16), window), batch.expected(window))
+    assert_close(decode(batch, 16, window), batch.expected(window))
 
 
 @pytest.mark.parametrize(("window", "first_tile"), [(20, 96), (35, 96), (36, 64), (68, 32)])
@@ -107,7 +110,7 @@ def test_tiles_before_the_window_are_not_read(window, first_tile):
     batch.poison(0, first_tile)
     assert_close(prefill(batch, window), expected)
     batch.q = batch.q[1:]
-    assert_close(decode(batch, INTERPRETER, window), expected[1:])
+    assert_close(decode(batch, 8, window), expected[1:])
 
 
 @pytest.mark.filterwarnings("ignore:overflow")  # of numpy: to infinity, which is what is wanted
@@ -119,7 +122,7 @@ def test_a_softcap_bounds_scores(softcap, window):
     assert_close(prefill(batch, window, softcap), batch.expected(window, softcap))
     batch = make_paged_batch([1, 1], [30, 75], 4, 2, 16, torch.float32)
     batch.q *= 10
-    assert_close(decode(batch, INTERPRETER, window, softcap), batch.expected(window, softcap))
+    assert_close(decode(batch, 8, window, softcap), batch.expected(window, softcap))
 
 
 @pytest.mark.parametrize(("block_size", "dtype"), [(1, torch.float32), (2, torch.bfloat16), (64, torch.bfloat16)])
@@ -137,7 +140,7 @@ def test_a_chunked_prompt_equals_the_whole_prompt():
         cu_seqlens = torch.tensor([0, end - start], dtype=torch.int32)
         lens = torch.tensor([end], dtype=torch.int32)
         part = whole.q[start:end], whole.kv, cu_seqlens, lens, whole.block_tables
-        outs.append(prefill_attention(*part, whole.scale, end - start, INTERPRETER))
+        outs.append(prefill_attention(*part, whole.scale, end - start, gpu()))
     assert_close(torch.cat(outs), whole.expected())
 
 

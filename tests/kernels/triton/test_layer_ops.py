@@ -12,12 +12,14 @@ from kernels import rope_and_cache as rope_module
 from kernels import silu_and_mul as silu_module
 from kernels import staging as staging_module
 from kernels.triton.gelu_and_mul import gelu_and_mul
-from kernels.triton.gpu import INTERPRETER
 from kernels.triton.rms_norm import rms_norm
 from kernels.triton.rope_and_cache import rope_and_cache
 from kernels.triton.silu_and_mul import silu_and_mul
 from kernels.triton.staging import gather_blocks, scatter_blocks
 from tests.kernels.paged import make_kv
+from tests.kernels.triton.here import gpu
+
+pytestmark = pytest.mark.usefixtures("device")
 
 # Relative to values of order 1. 16 bits: where fp32 sums differ in order, a rounding may fall to the other side, once
 # of a factor and once of the result.
@@ -42,7 +44,7 @@ def test_rms_norm_equals_the_reference(with_residual, dtype):
     x, residual = torch.randn(5, 150).to(dtype)[:, :97], torch.randn(5, 130).to(dtype)[:, :97]
     weight = torch.rand(97).to(dtype)
     given = residual if with_residual else None
-    out, total = rms_norm(x, weight, 1e-5, given, INTERPRETER)
+    out, total = rms_norm(x, weight, 1e-5, given, gpu())
     expected_out, expected_total = rms_norm_module.rms_norm(x, weight, 1e-5, given)
     assert_close(out, expected_out)
     assert torch.equal(total, expected_total)
@@ -51,20 +53,20 @@ def test_rms_norm_equals_the_reference(with_residual, dtype):
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_silu_and_mul_equals_the_reference(dtype):
     x = (torch.randn(3, 2 * 77) * 4).to(dtype)
-    assert_close(silu_and_mul(x, INTERPRETER), silu_module.silu_and_mul(x))
+    assert_close(silu_and_mul(x, gpu()), silu_module.silu_and_mul(x))
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_gelu_and_mul_equals_the_reference(dtype):
     x = (torch.randn(3, 2 * 77) * 4).to(dtype)
-    assert_close(gelu_and_mul(x, INTERPRETER), gelu_module.gelu_and_mul(x))
+    assert_close(gelu_and_mul(x, gpu()), gelu_module.gelu_and_mul(x))
 
 
 @pytest.mark.filterwarnings("ignore:overflow")  # of numpy: to infinity, which is what is wanted
 @pytest.mark.parametrize("activate", [silu_and_mul, gelu_and_mul])
 def test_activations_of_the_largest_gates_stay_finite(activate):
     gate = torch.tensor([[-3e38, -1e20, -100.0, 0.0, 100.0, 1e20, 3e38]])
-    out = activate(torch.cat((gate, torch.ones(1, 7)), dim=1), INTERPRETER)
+    out = activate(torch.cat((gate, torch.ones(1, 7)), dim=1), gpu())
     assert_close(out, gate.clamp(min=0))
 
 
@@ -78,7 +80,7 @@ def test_rope_and_cache_equals_the_reference(num_heads, num_kv_heads, head_dim, 
     positions, slots = torch.tensor([0, 7, 299, 3, 8]), torch.tensor([33, 0, 15, 16, 47])
     expected_kv, kv = (make_kv(3, num_kv_heads, 16, head_dim, dtype) for _ in range(2))
     expected = rope_module.rope_and_cache(q, k, v, cos_sin, positions, expected_kv, slots)
-    actual = rope_and_cache(q, k, v, cos_sin, positions, kv, slots, INTERPRETER)
+    actual = rope_and_cache(q, k, v, cos_sin, positions, kv, slots, gpu())
     for mine, other in zip(actual, expected, strict=True):
         assert_close(mine, other)
     # In all other slots NaN has stayed.
@@ -90,7 +92,7 @@ def test_rope_and_cache_equals_the_reference(num_heads, num_kv_heads, head_dim, 
 def test_gathered_blocks_equal_the_reference_to_the_bit(dtype):
     blocks, block_ids = random_bits(7, 5, 100, dtype=dtype), torch.tensor([6, 0, 3])
     staging, expected = (torch.zeros(3, 2, 100, dtype=dtype) for _ in range(2))
-    gather_blocks(blocks, block_ids, 1, staging, INTERPRETER)
+    gather_blocks(blocks, block_ids, 1, staging, gpu())
     staging_module.gather_blocks(blocks, block_ids, 1, expected)
     assert torch.equal(bits(staging), bits(expected))
 
@@ -99,17 +101,17 @@ def test_gathered_blocks_equal_the_reference_to_the_bit(dtype):
 def test_scattered_blocks_go_to_their_heads_and_nowhere_else(dtype):
     blocks, block_ids = random_bits(7, 5, 100, dtype=dtype), torch.tensor([6, 0, 3])
     expected, staging = blocks.clone(), random_bits(3, 2, 100, dtype=dtype)
-    scatter_blocks(staging, blocks, block_ids, 3, INTERPRETER)
+    scatter_blocks(staging, blocks, block_ids, 3, gpu())
     staging_module.scatter_blocks(staging, expected, block_ids, 3)
     assert torch.equal(bits(blocks), bits(expected))
 
 
 def test_steps_without_rows_are_answered_with_nothing():
     none = torch.empty(0, 16)
-    assert rms_norm(none, torch.ones(16), 1e-5, None, INTERPRETER)[0].shape == (0, 16)
-    assert silu_and_mul(none, INTERPRETER).shape == (0, 8)
-    assert gelu_and_mul(none, INTERPRETER).shape == (0, 8)
-    gather_blocks(torch.zeros(2, 1, 8), torch.empty(0, dtype=torch.int64), 0, torch.empty(0, 1, 8), INTERPRETER)
+    assert rms_norm(none, torch.ones(16), 1e-5, None, gpu())[0].shape == (0, 16)
+    assert silu_and_mul(none, gpu()).shape == (0, 8)
+    assert gelu_and_mul(none, gpu()).shape == (0, 8)
+    gather_blocks(torch.zeros(2, 1, 8), torch.empty(0, dtype=torch.int64), 0, torch.empty(0, 1, 8), gpu())
 
 
 def random_bits(*shape: int, dtype: torch.dtype) -> Tensor:

@@ -8,8 +8,10 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from kernels import quantised_linear as reference
 from kernels.quantised_linear import BITS, QuantisedWeight, quantise_weight
-from kernels.triton.gpu import INTERPRETER
 from kernels.triton.quantised_linear import quantised_linear
+from tests.kernels.triton.here import gpu
+
+pytestmark = pytest.mark.usefixtures("device")
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 """Relative to values of order 1. 16 bits: where fp32 sums differ in order, the rounding of the result may fall to the
@@ -33,7 +35,7 @@ def make_rows(num_tokens: int, size: int, dtype: torch.dtype) -> Tensor:
 
 
 def assert_equal_to_reference(x: Tensor, weight: QuantisedWeight, bias: Tensor | None) -> None:
-    actual, expected = quantised_linear(x, weight, bias, INTERPRETER), reference.quantised_linear(x, weight, bias)
+    actual, expected = quantised_linear(x, weight, bias, gpu()), reference.quantised_linear(x, weight, bias)
     assert actual.dtype == expected.dtype
     tolerance = TOLERANCE[x.dtype]
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
@@ -58,16 +60,16 @@ def test_a_bias_may_be_missing(quantization):
 @pytest.mark.parametrize("quantization", BITS)
 def test_every_weight_meets_its_own_input(quantization):
     weight = make_weight(40, 70, quantization)
-    out = quantised_linear(torch.eye(70), weight, None, INTERPRETER)
+    out = quantised_linear(torch.eye(70), weight, None, gpu())
     torch.testing.assert_close(out, weight.dequantise().T, rtol=1e-6, atol=1e-6)
 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it():
     x, weight = make_rows(33, 96, torch.float32), make_weight(48, 96, "int8")
-    together = quantised_linear(x, weight, None, INTERPRETER)
+    together = quantised_linear(x, weight, None, gpu())
     x[:20] = float("nan")
-    assert torch.equal(quantised_linear(x, weight, None, INTERPRETER)[20:], together[20:])
+    assert torch.equal(quantised_linear(x, weight, None, gpu())[20:], together[20:])
 
 
 def test_no_rows_give_no_rows():
-    assert quantised_linear(torch.empty(0, 64), make_weight(7, 64, "int4"), None, INTERPRETER).shape == (0, 7)
+    assert quantised_linear(torch.empty(0, 64), make_weight(7, 64, "int4"), None, gpu()).shape == (0, 7)

@@ -12,8 +12,10 @@ import triton.language as tl
 from kernels import sample as reference
 from kernels.philox import MASK, philox4x32
 from kernels.sample import Draws
-from kernels.triton.gpu import INTERPRETER
 from kernels.triton.sample import philox_words, sample
+from tests.kernels.triton.here import gpu
+
+pytestmark = pytest.mark.usefixtures("device")
 
 
 @triton.jit
@@ -47,11 +49,13 @@ def make_draws(num_rows: int, **columns: float | Tensor) -> Draws:
 
 
 def random_logits(num_rows: int, vocab_size: int) -> Tensor:
-    return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(1)) * 3
+    """The same everywhere."""
+    logits = torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(1), device="cpu")
+    return 3 * logits.to(torch.get_default_device())
 
 
 def assert_same_tokens(logits: Tensor, draws: Draws) -> None:
-    assert sample(logits, draws, INTERPRETER).tolist() == reference.sample(logits, draws).tolist()
+    assert sample(logits, draws, gpu()).tolist() == reference.sample(logits, draws).tolist()
 
 
 # Tokens are the same unless noise or mass of two is equal to about 1e-6 of itself, which is so for none of these seeds.
@@ -84,7 +88,7 @@ def test_of_equal_most_likely_tokens_the_first_is_taken():
     # In one tile, and in two.
     logits = torch.zeros(2, 600)
     logits[0, [7, 9, 300]] = logits[1, 300] = logits[1, 500] = 1.0
-    assert sample(logits, make_draws(2, temperature=0.0), INTERPRETER).tolist() == [7, 300]
+    assert sample(logits, make_draws(2, temperature=0.0), gpu()).tolist() == [7, 300]
 
 
 def test_a_vocabulary_of_one_token_leaves_no_choice():
@@ -116,4 +120,4 @@ def test_every_row_has_its_own_draw():
 
 
 def test_no_rows_give_no_tokens():
-    assert sample(torch.empty(0, 10), make_draws(0), INTERPRETER).shape == (0,)
+    assert sample(torch.empty(0, 10), make_draws(0), gpu()).shape == (0,)
