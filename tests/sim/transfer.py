@@ -17,7 +17,7 @@ from kvtransfer.transport import KVReceiver, KVReleased, PullFinished
 
 if TYPE_CHECKING:
     from tests.sim.cache import Cache
-from tests.sim.worker import Worker
+    from tests.sim.worker import Worker
 
 LOG_DELAY_S = 0.005
 LATE_S = 0.2
