@@ -55,14 +55,11 @@ def find_meeting(port: int, size: int) -> Meeting:
 def join(meeting: Meeting, memory: GroupMemory, rank: int, num_cores: int, device: torch.device) -> Group:
     """May wait until all ranks are there.
 
-    num_cores: that the ranks share;  device: of our tensors
+    num_cores: that the ranks share;  device: of our tensors, the current one
     Raises: GroupBroken.
     """
     if meeting.store:
-        backend = "gloo"
-        if device.type != "cpu":
-            backend = "nccl"
-            torch.cuda.set_device(device)
+        backend = "gloo" if device.type == "cpu" else "nccl"
         return TorchGroup(meeting.store, rank, memory.size, timeout_s=CALL_TIMEOUT_S, backend=backend)
     _, library = best_library()
     return NativeGroup(library, memory, rank, spin=num_cores >= memory.size)

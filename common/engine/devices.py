@@ -21,6 +21,11 @@ class Placement:
     def is_gpu(self) -> bool:
         return self.device.type != "cpu"
 
+    def make_current(self) -> None:
+        """For the thread that computes: Triton launches its kernels on the current GPU, wherever their tensors are."""
+        if self.is_gpu:
+            torch.cuda.set_device(self.device)
+
 
 def place_ranks(options: WorkerOptions) -> list[Placement]:
     """Where a worker's ranks compute, in their order. ROCm's GPUs go by the name of cuda, as in PyTorch.

@@ -97,11 +97,6 @@ def size_cache(plan: ModelPlan, wanted_bytes: int) -> int:
         raise ConfigError(
             f"kv_cache_memory must hold at least 2 blocks of {plan.block_bytes} bytes, it holds {num_blocks}"
         )
-    if num_blocks * block_size < plan.max_model_len:
-        logger.warning(
-            "the KV cache holds %d tokens: longer requests are refused, although the model takes %d",
-            *(num_blocks * block_size, plan.max_model_len),
-        )
     return num_blocks
 
 
@@ -154,6 +149,11 @@ def load_shard(
     give_back_freed_memory()  # each weight was read, converted and packed: two copies of the largest are left over
     runner = ModelRunner(loaded, cache) if cache else _on_gpu(loaded, plan, rank, num_blocks, command, agree, report)
     cache, num_blocks = runner.kv_cache, runner.kv_cache.num_blocks
+    if rank == 0 and num_blocks * layout.block_size < plan.max_model_len:
+        logger.warning(
+            "the KV cache holds %d tokens: longer requests are refused, although the model takes %d",
+            *(num_blocks * layout.block_size, plan.max_model_len),
+        )
     if runner.ops.name == "reference":
         torch.set_num_threads(cores.num_home())
     logger.info(

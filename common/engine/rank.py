@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from common.config import WorkerCommand
@@ -26,12 +27,12 @@ from common.engine.rank_channel import (
     RankEnd,
     Ready,
     Rest,
-    Room,
     Sealed,
     Step,
     Stop,
     Transfer,
     TransferEvent,
+    agree_on_blocks,
     end_of_rank,
     to_plan,
 )
@@ -132,17 +133,10 @@ def _load(
     worker, rank = command.worker, joined.rank
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: rank 0 drains, and tells us when to stop
     plan = plan_model(command.model, worker)
+    plan.placements[rank].make_current()
     meeting, num_cores = find_meeting(joined.torch_port, memory.size), worker.cores or num_available_cores()
     group = join(meeting, memory, rank, num_cores, plan.placements[rank].device)
-
-    def agree(num_blocks: int) -> int:
-        channel.send(Room(num_blocks))
-        match channel.receive():
-            case CacheSize(agreed):
-                return agreed
-            case _:
-                raise BrokenPipeError("rank 0 is gone")
-
+    agree = partial(agree_on_blocks, channel)
     own = load_shard(plan, rank, joined.num_blocks, role, command, allocate, group=group, agree=agree)
     return RankPart(PeerId(f"{joined.peer}/{rank}"), plan, plan.shards[rank], own)
 

@@ -226,3 +226,13 @@ def to_plan(step: Step) -> StepPlan:
             for index, part in enumerate(step.parts)
         )
     )
+
+
+def agree_on_blocks(channel: RankEnd, num_blocks: int) -> int:
+    """From the blocks that we have room for to those of all ranks. Raises: BrokenPipeError when rank 0 is gone."""
+    channel.send(Room(num_blocks))
+    match channel.receive():
+        case CacheSize(agreed):
+            return agreed
+        case _:
+            raise BrokenPipeError("rank 0 is gone, or gives up")

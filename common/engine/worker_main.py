@@ -130,6 +130,7 @@ def start_engine(
     peer = PeerId(f"{name}#{secrets.token_hex(4)}")
     alive_file = Path(worker.alive_file) if worker.alive_file else None
     report = channel.progress if channel else _no_progress
+    plan.placements[0].make_current()
     if len(plan.shards) == 1:
         own = load_shard(plan, 0, num_blocks, role, command, allocate, report=report)
         warm_up_s = _warm_up(own.runner, plan, own.cache.num_blocks)

@@ -38,6 +38,15 @@ def num_gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return lambda count: monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
 
 
+def test_a_worker_computes_on_its_own_gpu(num_gpus: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    num_gpus(2)
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    for place in [*place_ranks(WorkerOptions(first_rank=1, host_ranks=2)), Placement(CPU)]:
+        place.make_current()
+    assert current == [torch.device("cuda", 1)]
+
+
 def test_where_there_is_no_gpu_auto_is_the_cpu_and_cuda_is_refused(num_gpus: Callable[[int], None]) -> None:
     num_gpus(0)
     assert place_ranks(WorkerOptions(tensor_parallel_size=2)) == [Placement(CPU)] * 2

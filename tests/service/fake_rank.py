@@ -16,6 +16,7 @@ from common.engine.rank_channel import (
     Stop,
     Transfer,
     TransferEvent,
+    agree_on_blocks,
     end_of_rank,
     to_plan,
 )
@@ -34,7 +35,11 @@ def main() -> int:
     if (reason := os.environ.get("FAILS_TO_LOAD")) and joined.rank == 2:
         channel.send(Failed(reason, is_unusable=True))
         return 2
-    channel.send(Ready(str(os.getpid()).encode()))
+    if room := os.environ.get("ROOM"):
+        agreed = agree_on_blocks(channel, int(room) + joined.rank)
+        channel.send(Ready(f"{agreed}".encode()))
+    else:
+        channel.send(Ready(str(os.getpid()).encode()))
     while (entry := channel.receive()) is not None:
         watch.has_begun = True
         match entry:

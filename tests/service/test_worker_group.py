@@ -65,6 +65,19 @@ def test_what_is_logged_is_done_in_order_and_answered_by_all(start: Start) -> No
     assert group.collect(Applied) == [Applied()] * 2
 
 
+@pytest.mark.parametrize(("own", "agreed"), [(50, 11), (7, 7)])
+def test_all_ranks_have_as_many_blocks_as_fit_everywhere(start: Start, own: int, agreed: int) -> None:
+    group = start(ROOM="10")  # 11 and 12 at the others
+    assert group.agree_on_blocks(own) == agreed
+    assert group.wait_until_ready() == [str(agreed).encode()] * 2
+
+
+def test_ranks_that_wait_to_agree_end_when_rank_0_gives_up(start: Start) -> None:
+    group = start(ROOM="10")
+    group.close()
+    assert [rank.process.returncode for rank in group._ranks] == [1, 1], "they were not killed"
+
+
 def test_events_of_ranks_are_handed_on(start: Start) -> None:
     group = start()
     group.wait_until_ready()
