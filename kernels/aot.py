@@ -207,9 +207,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--report", action="store_true", help="print a table of registers, spills and shared memory")
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
-    parser.add_argument("--cases", default="", help="only those whose name has this in it")
+    parser.add_argument("--cases", nargs="+", default=[""], help="only those whose name has one of these in it")
     options = parser.parse_args(argv)
-    cases = [case for case in CASES if options.cases in case.name]
+    cases = [case for case in CASES if any(part in case.name for part in options.cases)]
     console = Console(stderr=True, highlight=False)
     tracked = track(cases, "compiling", console=console, disable=not console.is_terminal)
     rows = [row for case in tracked for row in compile_cases([case], options.targets)]
