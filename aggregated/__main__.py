@@ -7,8 +7,9 @@ from aggregated.service import AggregatedService
 from common.config import AggregatedCommand
 from common.engine.block_manager import BlockManager
 from common.engine.rank import NoTransfer, run_rank
+from common.engine.stop_signals import unwind_on_stop
 from common.engine.worker_loop import Stop, WorkerLoop
-from common.engine.worker_main import Engine, load_engine, run_until_stopped, unwind_on_sigterm, watch_gateways
+from common.engine.worker_main import Engine, load_engine, run_until_stopped, watch_gateways
 from common.links import Links
 from common.log import set_up_logging
 from common.own_host import advertised_host
@@ -21,10 +22,10 @@ from prefill.scheduler import PrefillScheduler
 from prefill.service import PrefillService
 
 
+@unwind_on_stop()
 def run(command: AggregatedCommand, channel: SupervisorChannel | None) -> int:
     """Serve until stopped; return the exit code. Raises: ConfigError, ModelError, GroupFailed."""
     set_up_logging(command.worker.name or "aggregated", command.log.log_level, command.log.log_format)
-    unwind_on_sigterm()
     if command.rank.rank_fd >= 0:
         return run_rank(Role.BOTH, command, lambda _: None, lambda part, report: NoTransfer())
     with load_engine(Role.BOTH, command, channel, lambda _: None) as engine:

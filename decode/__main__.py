@@ -7,8 +7,9 @@ from common.config import DecodeCommand
 from common.engine.block_manager import BlockManager
 from common.engine.rank import RankPart, run_rank
 from common.engine.rank_channel import Transfer, TransferEvent
+from common.engine.stop_signals import unwind_on_stop
 from common.engine.worker_loop import Stop, WorkerLoop
-from common.engine.worker_main import Engine, load_engine, run_until_stopped, unwind_on_sigterm, watch_gateways
+from common.engine.worker_main import Engine, load_engine, run_until_stopped, watch_gateways
 from common.links import Links
 from common.log import set_up_logging
 from common.own_host import advertised_host
@@ -23,10 +24,10 @@ from kvtransfer.puller import KVPuller
 from kvtransfer.transport import KVReceiver, PullFinished, ReceiverEffect
 
 
+@unwind_on_stop()
 def run(command: DecodeCommand, channel: SupervisorChannel | None) -> int:
     """Serve until stopped; return the exit code. Raises: ConfigError, ModelError, GroupFailed."""
     set_up_logging(command.worker.name or "decode", command.log.log_level, command.log.log_format)
-    unwind_on_sigterm()
     if command.transfer.kv_transport == "nixl":
         check_nixl()
     if command.rank.rank_fd >= 0:

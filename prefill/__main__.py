@@ -10,9 +10,10 @@ from common.engine.block_manager import BlockManager
 from common.engine.devices import place_ranks
 from common.engine.rank import RankPart, run_rank
 from common.engine.rank_channel import Applied, Transfer
+from common.engine.stop_signals import unwind_on_stop
 from common.engine.worker_group import WorkerGroup
 from common.engine.worker_loop import Stop, WorkerLoop
-from common.engine.worker_main import Engine, load_engine, run_until_stopped, unwind_on_sigterm, watch_gateways
+from common.engine.worker_main import Engine, load_engine, run_until_stopped, watch_gateways
 from common.errors import ConfigError
 from common.kv_source import KVSource
 from common.links import Links
@@ -64,12 +65,12 @@ class CacheMemory:
         return self._undo.enter_context(closing(RegisteredMemory(memory)))
 
 
+@unwind_on_stop()
 def run(command: PrefillCommand, channel: SupervisorChannel | None) -> int:
     """Serve until stopped; return the exit code. Raises: ConfigError, ModelError, GroupFailed."""
     set_up_logging(command.worker.name or "prefill", command.log.log_level, command.log.log_format)
     for name in remove_dead_segments():  # their memory counts as used
         logger.info("removed %s, whose worker is gone", name)
-    unwind_on_sigterm()
     if command.transfer.kv_transport == "nixl":
         check_nixl()
     if command.transfer.kv_transport in ("shm", "nixl") and place_ranks(command.worker)[0].is_gpu:

@@ -118,6 +118,9 @@ def run_rank(
     except (BrokenPipeError, ConnectionResetError):
         logger.info("rank 0 is gone")
     except Exception as error:
+        if watch.has_ended:
+            logger.info("this rank is being ended: %s", error)
+            return 1
         logger.log(logging.ERROR, "this rank has failed: %s", error, exc_info=not isinstance(error, BatonError))
         with suppress(OSError):  # rank 0 is gone, too
             channel.send(Failed(str(error), is_unusable=isinstance(error, ConfigError | ModelError)))

@@ -23,6 +23,7 @@ class RankWatch:
     """A thread that says that this rank lives, and ends it when rank 0 is gone or silent.
 
     has_begun:   rank 0 has loaded its own shard, and speaks; before that it may be silent
+    has_ended:   this rank is being ended, so nothing that fails in it is a failure
     is_healthy:  whether this rank can go on, besides its main thread; asked several times a second
 
     The main thread may be in the middle of a step, which it leaves when the group is aborted, or still be loading:
@@ -34,6 +35,7 @@ class RankWatch:
         self._memory = memory
         self._rank = rank
         self.has_begun = False
+        self.has_ended = False
         self.is_healthy: Callable[[], bool] = lambda: True
         threading.Thread(target=self._run, name="rank watch", daemon=True).start()
 
@@ -48,6 +50,7 @@ class RankWatch:
             if self.has_begun and 0 in self._memory.silent_ranks(SILENT_S):
                 logger.error("rank 0 was silent for %s s", SILENT_S)
                 break
+        self.has_ended = True
         self._memory.abort()
         self._channel.hang_up()
         threading.main_thread().join(LEAVE_S / 2)

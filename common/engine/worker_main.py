@@ -3,9 +3,7 @@
 import logging
 import os
 import secrets
-import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -23,6 +21,7 @@ from common.engine.loading import Allocate, LoadedShard, ModelPlan, load_shard, 
 from common.engine.loop_watch import LoopWatch
 from common.engine.runner import ModelRunner
 from common.engine.step import ScheduledSequence, StepPlan
+from common.engine.stop_signals import call_on_stop
 from common.engine.worker import WorkerIdentity
 from common.engine.worker_group import WorkerGroup
 from common.engine.worker_loop import Stop, WorkerLoop
@@ -196,11 +195,6 @@ def _log_missing(addresses: Sequence[str], num_joined: int) -> None:
             logger.warning("no gateway at %s yet: %s", address, reason or "what listens there is none")
 
 
-def unwind_on_sigterm() -> None:
-    """Until `run_until_stopped`: SIGTERM ends the start by SystemExit, so that what it has made so far is removed."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-
-
 def run_until_stopped(
     loop: WorkerLoop[Any, Any],
     links: Links,
@@ -213,8 +207,7 @@ def run_until_stopped(
 
     When the loop hangs, the process ends here.
     """
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: inbox.put(Stop()))
+    call_on_stop(lambda: inbox.put(Stop()))
     links.start()
     finder = GatewayFinder(options.gateway, links.connect, links.disconnect)
     finder.start()
