@@ -78,6 +78,7 @@ class LinkReceiver:
         if link is None:
             return
         self._join(peer, link)
+        link.connection.retry()
         if not envelope.to:  # it does not know us yet, and its number means nothing
             link.wants_status = True
         else:

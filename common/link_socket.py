@@ -62,6 +62,7 @@ class Connection:
         """
         self.address = address
         self.is_up = False
+        self._is_waiting = False
         with ExitStack() as undo:
             try:
                 self.socket = context.socket(kind)
@@ -81,6 +82,9 @@ class Connection:
         """What happened since the last call. Never blocks."""
         while self.monitor.poll(0):
             event = recv_monitor_message(self.monitor)["event"]
+            self._is_waiting = event == zmq.EVENT_CONNECT_RETRIED
+            if event in _ATTEMPTS:
+                continue
             was_up = self.is_up
             self.is_up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             if self.is_up:
@@ -90,6 +94,13 @@ class Connection:
             else:
                 yield ConnectionChange.FAILED
 
+    def retry(self) -> None:
+        """Somebody is known to be there: connect now if ZeroMQ waits, after attempts that failed, to try again."""
+        if self._is_waiting and not self.monitor.poll(0):
+            self._is_waiting = False
+            self.socket.disconnect(self.address)
+            self.socket.connect(self.address)
+
     def close(self, linger_s: float = 0.0) -> None:
         """Drop what was not sent yet. With linger_s, ZeroMQ goes on sending while the context is terminated."""
         self.socket.disable_monitor()
@@ -97,8 +108,12 @@ class Connection:
         self.socket.close(linger=math.ceil(linger_s * 1000))
 
 
+_ATTEMPTS = (zmq.EVENT_CONNECT_DELAYED, zmq.EVENT_CONNECTED)
+"""One is under way: it is in progress, or waits for the handshake."""
 _CHANGES = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_CONNECT_DELAYED
+    | zmq.EVENT_CONNECTED
     | zmq.EVENT_DISCONNECTED
     | zmq.EVENT_CONNECT_RETRIED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL

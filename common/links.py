@@ -6,7 +6,7 @@ the sequence numbers, and a gap, a broken connection and another incarnation are
 1. `connect` (a configured address) or a status from an unknown peer opens a connection to that address.
 2. Statuses go there at once and every STATUS_S. They are addressed to nobody until a status of the peer at that
    address has come back, and again after the connection broke or while the peer is silent: it may be another
-   incarnation by then.
+   incarnation by then. A status from an address to which our connection is down has us connect at once.
 3. Messages are numbered when they are handed to ZeroMQ. The receiver drops what it saw already and what is
    addressed to another incarnation, and answers a gap with `LinkBroken`.
 4. When a connection breaks, what was under way is void on both sides (see `LinkNumbers.void_connection`).

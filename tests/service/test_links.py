@@ -5,6 +5,7 @@ import os
 import random
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -116,6 +117,26 @@ def test_a_restart_at_the_same_address_is_another_peer(nodes: list[Node]) -> Non
     assert second.order_from(worker.id) == [1, 2, 3]
     assert not worker.links.send(first.id, cancel(9))
     assert worker.links.counters()["links_lost_incarnation"] == 1
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:*", "ipc://{tmp_path}/worker"])
+def test_who_speaks_from_an_address_that_was_given_up_for_long_is_connected_to_at_once(
+    nodes: list[Node], endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RECONNECT_MS", "RECONNECT_MAX_MS"):
+        monkeypatch.setattr(f"common.link_socket.{name}", 3_600_000)
+    gateway, first = nodes[:] = [Node("gateway"), Node("worker", endpoint.format(tmp_path=tmp_path))]
+    connect(gateway, first)
+    first.links.close()
+    gateway.wait_for(lambda: gateway.losses_of(first.id))
+    second = Node("worker", first.address, incarnation=2)
+    nodes.append(second)
+    second.links.connect(gateway.address)
+    gateway.wait_for(lambda: gateway.knows(second.id))
+    gateway.send_all(second.id, range(1, 4))
+    second.wait_number(gateway.id, 3)
+    second.links.close()
+    assert gateway.wait_for(lambda: gateway.losses_of(second.id)) == ["the connection broke"]
 
 
 def test_a_superseded_incarnation_is_not_heard_any_more(node: Node, raw: RawPeer) -> None:
