@@ -193,17 +193,18 @@ def to_argv(command: "DataclassInstance") -> list[str]:
     """The flags that give this command again: those that differ from the defaults, without secrets."""
     return [
         f"{option.switch}={to_text(value)}"
-        for option, value in _values(command)
+        for option, value in values_of(command)
         if value != option.default and not option.flag.secret
     ]
 
 
 def to_environ(command: "DataclassInstance") -> dict[str, str]:
     """The variables that give the command's secrets again."""
-    return {option.variable: to_text(value) for option, value in _values(command) if option.flag.secret and value}
+    return {option.variable: to_text(value) for option, value in values_of(command) if option.flag.secret and value}
 
 
-def _values(command: "DataclassInstance") -> list[tuple[Option, object]]:
+def values_of(command: "DataclassInstance") -> list[tuple[Option, object]]:
+    """Every option of a command with its value."""
     values: dict[str, dict[str, object]] = asdict(command)
     return [(option, values[option.group][option.name]) for option in options_of(type(command))]
 

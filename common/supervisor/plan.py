@@ -1,7 +1,7 @@
 """Which processes `baton serve` starts, and with which command lines. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -14,7 +14,9 @@ from common.config import (
     ServeCommand,
     ServeOptions,
 )
-from common.flags import to_argv, to_environ
+from common.errors import ConfigError
+from common.flag_values import to_text
+from common.flags import to_argv, to_environ, values_of
 from common.supervisor.runtime_dir import SHARED
 
 GATEWAY = "gateway"
@@ -23,6 +25,9 @@ _DRAIN_TIMEOUT_S = 2.0
 """When everything stops at once there is no other worker that a drained request could resume at."""
 _GATEWAY_DRAIN_TIMEOUT_S = 2.5
 """What workers say last still gets to clients."""
+
+_COMMANDS = {"split": (GatewayCommand, PrefillCommand, DecodeCommand), "both": (GatewayCommand, AggregatedCommand)}
+_POOL_SIZES = {"split": {"prefill", "decode", "prefill_tp", "decode_tp"}, "both": {"aggregated", "aggregated_tp"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,10 @@ def plan_children(serve: ServeCommand, program: Sequence[str], runtime_dir: Path
 
     program:     what runs `baton`, such as (python, baton.py)
     runtime_dir: private folder for the sockets through which they meet
+
+    Raises: ConfigError for an option that none of these processes has a use for.
     """
+    _check_use(serve)
     inbox = f"ipc://{runtime_dir}/{GATEWAY}"
     gateway = replace(serve.gateway, bind=inbox, name=GATEWAY, drain_timeout=_GATEWAY_DRAIN_TIMEOUT_S)
     commands: list[tuple[str, str, Command]] = [
@@ -53,6 +61,16 @@ def plan_children(serve: ServeCommand, program: Sequence[str], runtime_dir: Path
     return [
         ChildPlan(name, (*program, role, *to_argv(command)), to_environ(command)) for role, name, command in commands
     ]
+
+
+def _check_use(serve: ServeCommand) -> None:
+    role = serve.serve.role
+    sizes_of_others = set[str]().union(*_POOL_SIZES.values()) - _POOL_SIZES[role]
+    groups = {"serve", *(group.name for command in _COMMANDS[role] for group in fields(command))}
+    for option, value in values_of(serve):
+        is_used = option.group in groups and option.name not in sizes_of_others
+        if not is_used and value != option.default:
+            raise ConfigError(f"{option.switch}: got {to_text(value)}, but --role {role} has no use for it")
 
 
 def _num_workers(serve: ServeCommand) -> dict[str, int]:

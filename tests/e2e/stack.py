@@ -24,8 +24,11 @@ STOP_S = 10.0
 
 def find_child(parent: int, name: str) -> int | None:
     """The child of a process that was started with this `--name`."""
-    with suppress(FileNotFoundError, ProcessLookupError):  # what has ended since
-        for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+    children: list[str] = []
+    with suppress(FileNotFoundError, ProcessLookupError):  # the parent has ended
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    for pid in children:
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended since, its sisters have not
             if f"--name={name}" in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
                 return int(pid)
     return None

@@ -20,7 +20,7 @@ from common.config import (
     WorkerOptions,
     parse_command,
 )
-from common.errors import WireError
+from common.errors import ConfigError, WireError
 from common.supervisor.channel import Listening, PoolsLive, Progress, Ready, decode_event, encode_event
 from common.supervisor.display import Display, banner, live_line
 from common.supervisor.plan import ChildPlan, child_environ, plan_children
@@ -124,6 +124,24 @@ def test_workers_that_do_both_are_all_that_serve_plans_if_asked_to() -> None:
     assert isinstance(command, AggregatedCommand)
     assert (command.worker.name, command.decode) == ("aggregated-1", serve.decode)
     assert command.worker.gateway == (f"ipc://{RUN}/gateway",)
+
+
+@pytest.mark.parametrize(
+    ("role", "flag", "value"),
+    [
+        ("both", "--prefill", "2"),
+        ("both", "--decode-tp", "3"),
+        ("both", "--kv-transport", "tcp"),
+        ("both", "--itl-target", "50"),
+        ("split", "--aggregated", "2"),
+        ("split", "--aggregated-tp", "2"),
+    ],
+)
+def test_an_option_that_no_process_has_a_use_for_is_refused(role: str, flag: str, value: str) -> None:
+    serve = parse_command("serve", [f"--role={role}", f"{flag}={value}"], {})
+    assert isinstance(serve, ServeCommand)
+    with pytest.raises(ConfigError, match=f"{flag}: got {value}, but --role {role} has no use for it"):
+        plan(serve)
 
 
 def split_command(child: ChildPlan) -> PrefillCommand | DecodeCommand:
