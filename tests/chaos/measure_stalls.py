@@ -44,6 +44,7 @@ def strike(stack: Stack, target: str, number: signal.Signals, answers: Sequence[
     worker = target.partition("/")[0]
     with Load(stack.url, bodies(), NUM_CLIENTS, is_patient=True) as load:
         load.wait_for_tokens(NUM_TOKENS)
+        stack.wait_until(lambda: stack.find(target) is not None, REST_S)  # a frozen group ends when it wakes up
         pid = stack.pid(target)
         struck_s = time.monotonic()
         stack.signal(target, number)
