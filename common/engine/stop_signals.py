@@ -41,6 +41,8 @@ def unwind_on_stop() -> Iterator[None]:
 
 def call_on_stop(stop: Callable[[], None]) -> None:
     """From now on a signal calls this: at once, if one came before and its exception was swallowed on the way."""
-    before = [signal.signal(number, lambda *_: stop()) for number in STOP_SIGNALS]
-    if any(isinstance(handler, _Unwinding) and handler.told for handler in before):
-        stop()
+    for number in STOP_SIGNALS:
+        before = signal.signal(number, lambda *_: stop())
+        if isinstance(before, _Unwinding) and before.told:
+            before.told = None  # what fails from now on is a failure
+            stop()

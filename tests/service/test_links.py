@@ -139,6 +139,21 @@ def test_who_speaks_from_an_address_that_was_given_up_for_long_is_connected_to_a
     assert gateway.wait_for(lambda: gateway.losses_of(second.id)) == ["the connection broke"]
 
 
+@pytest.mark.parametrize("place", ["tcp://nobody.invalid:1", "tcp://127.0.0.1:1", "ipc:///no/such/folder/socket"])
+def test_statuses_from_where_nobody_answers_disturb_nobody(
+    nodes: list[Node], node: Node, raw: RawPeer, place: str
+) -> None:
+    other = Node("other")
+    nodes.append(other)
+    connect(node, other)
+    for _ in range(100):
+        raw.send(PeerId(""), 0, GatewayStatus(name="raw", address=place, leases=()))
+    node.wait_for(lambda: node.knows(raw.id))
+    node.send_all(other.id, range(1, 4))
+    other.wait_number(node.id, 3)
+    assert node.links.is_alive
+
+
 def test_a_superseded_incarnation_is_not_heard_any_more(node: Node, raw: RawPeer) -> None:
     raw.send_status(PeerId(""))
     node.wait_for(lambda: node.knows(raw.id))

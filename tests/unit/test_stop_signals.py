@@ -74,10 +74,15 @@ def test_a_signal_that_native_code_swallows_stops_the_worker_when_it_serves() ->
     assert stops == ["told", "told"]
 
 
-def test_an_error_while_serving_is_a_failure_also_after_a_signal() -> None:
+@pytest.mark.parametrize("has_begun", [True, False], ids=["while serving", "swallowed before"])
+def test_an_error_while_serving_is_a_failure_also_after_a_signal(has_begun: bool) -> None:
     def load() -> None:
-        call_on_stop(lambda: None)
-        signal.raise_signal(signal.SIGTERM)
+        if has_begun:
+            call_on_stop(lambda: None)
+        with suppress(SystemExit):
+            signal.raise_signal(signal.SIGTERM)
+        if not has_begun:
+            call_on_stop(lambda: None)
         raise ValueError("a bug")
 
     with pytest.raises(ValueError, match="a bug"):
