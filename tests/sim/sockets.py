@@ -292,6 +292,12 @@ class Connector(Socket):
         self.address = address
         self.network.connect(self)
 
+    def disconnect(self, address: str) -> None:
+        """Give up an attempt to connect; `connect` begins anew."""
+        assert address == self.address
+        assert not self.is_up, "what was sent would be lost"
+        self.network.disconnect(self)
+
     def send_multipart(self, frames: Sequence[Buffer], flags: int = 0) -> None:
         if not self.can_send:
             raise zmq.Again
