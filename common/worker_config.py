@@ -167,7 +167,7 @@ class PacingOptions:
     itl_target: Annotated[
         float,
         Flag(
-            help="time between tokens that steps keep while prompts of this host wait; 0: no pacing",
+            help="time between tokens that steps keep while prompts of this host wait, if they can; 0: no pacing",
             unit="ms",
             at_least=0,
         ),

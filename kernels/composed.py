@@ -195,6 +195,9 @@ class ComposedOps:
     def scatter_blocks(self, staging: Tensor, blocks: Tensor, block_ids: Tensor, first_head: int) -> None:
         self.small.scatter_blocks(staging, blocks, block_ids, first_head)
 
+    def claim_cores(self) -> None:
+        pass
+
     def begin_step(self) -> None:
         pass
 

@@ -80,6 +80,10 @@ class Ops(Protocol):
         """See kernels/staging.py."""
         ...
 
+    def claim_cores(self) -> None:
+        """A step follows soon: whoever has cores of ours on loan is to be off them by then."""
+        ...
+
     def begin_step(self) -> None:
         """Before the blocks of a step are called."""
         ...

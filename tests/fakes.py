@@ -71,6 +71,9 @@ class FakeRunner:
         size = self.layout.block_bytes
         return memoryview(self.memory)[block_id * size : (block_id + 1) * size]
 
+    def claim_cores(self) -> None:
+        pass
+
     def rest(self) -> None:
         pass
 

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 from bench.planning.clock import Clock
 from bench.planning.host import Host, StepTime
-from common.engine.pacing import next_start_s
+from common.engine.pacing import Pacer
 from common.engine.step import StepPlan, StepResult
 from common.engine.worker import WorkerService
 from common.ids import PeerId
@@ -48,7 +48,7 @@ class VirtualWorker(Generic[EventT, EffectT]):
         self._time_of = time_of
         self._send = send
         self._apply_transfer = apply_transfer
-        self._itl_target_s = itl_target_s
+        self._pacer = Pacer(itl_target_s)
         self._inbox: deque[LinkEvent | EventT | Tick] = deque()
         self._is_stepping = False
         self._next_start_s = 0.0
@@ -81,9 +81,10 @@ class VirtualWorker(Generic[EventT, EffectT]):
         self._is_stepping = False
         result = _result(plan, self._clock.now - started_s)
         self._do(self._service.complete(plan, result, self._clock.now))
-        others_want_cores = self._itl_target_s > 0 and self._host.is_computing
-        self._next_start_s = next_start_s(started_s, self._itl_target_s, others_want_cores=others_want_cores)
-        if self._next_start_s > self._clock.now:
+        now = self._clock.now
+        others_want_cores = self._pacer.is_pacing and self._host.is_computing
+        self._next_start_s = self._pacer.next_start_s(started_s, now, others_want_cores=others_want_cores)
+        if self._next_start_s > now:
             self._clock.at(self._next_start_s, self._go_on)
         self._go_on()
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from common.engine.parallel import Shard
-from common.engine.rank_channel import Rest, Sealed, to_step
+from common.engine.rank_channel import Claim, Rest, Sealed, to_step
 from common.engine.runner import ModelRunner
 from common.engine.step import StepPlan, StepResult
 from common.engine.worker_group import WorkerGroup
@@ -50,6 +50,11 @@ class GroupRunner:
             block_id: tuple(ranks[rank][index][head] for rank, head in self._homes)
             for index, block_id in enumerate(sealed)
         }
+
+    def claim_cores(self) -> None:
+        self._is_resting = False
+        self._group.log(Claim())
+        self._runner.claim_cores()
 
     def rest(self) -> None:
         if not self._is_resting:

@@ -2,9 +2,36 @@
 
 A step sooner than a reader needs it takes cores from prompts that others wait for. So while another worker of the host
 has work, steps begin no sooner than the target for the time between tokens allows; alone, at once.
+
+A step that takes longer than the target cannot hold it, whatever the others give up. What it costs is then better
+shared by more sequences: it reads the weights once for all of them, and those whose prompts are computed meanwhile come
+into the next one. So the more it is late, the longer prompts have the cores.
 """
 
+from collections import deque
 
-def next_start_s(last_start_s: float, itl_target_s: float, *, others_want_cores: bool) -> float:
-    """The earliest start of the step after the one that began at last_start_s. itl_target_s: 0 for no pacing."""
-    return last_start_s + itl_target_s if others_want_cores else last_start_s
+RELIEF = 4.0
+"""What the time between steps grows by for each second that a step takes longer than the target."""
+
+_REMEMBERED_STEPS = 3
+
+
+class Pacer:
+    """Knows how long steps take now: as long as the fastest of the last few, since any one may have been held up."""
+
+    def __init__(self, itl_target_s: float) -> None:
+        """itl_target_s: wanted between the starts of two steps; 0 for no pacing."""
+        self._itl_target_s = itl_target_s
+        self._durations_s: deque[float] = deque(maxlen=_REMEMBERED_STEPS)
+
+    @property
+    def is_pacing(self) -> bool:
+        return self._itl_target_s > 0
+
+    def next_start_s(self, started_s: float, ended_s: float, *, others_want_cores: bool) -> float:
+        """The earliest start of the step after the one that took from started_s to ended_s."""
+        self._durations_s.append(ended_s - started_s)
+        if not self.is_pacing or not others_want_cores:
+            return started_s
+        late_s = max(0.0, min(self._durations_s) - self._itl_target_s)
+        return started_s + self._itl_target_s + RELIEF * late_s

@@ -22,6 +22,7 @@ from common.engine.parallel import Shard
 from common.engine.rank_channel import (
     Applied,
     CacheSize,
+    Claim,
     Failed,
     Join,
     RankEnd,
@@ -150,6 +151,8 @@ def _replay(channel: RankEnd, own: LoadedShard, transfer: RankTransfer, watch: R
         match entry:
             case Step():
                 _compute(channel, own.runner, entry)
+            case Claim():
+                own.runner.claim_cores()
             case Rest():
                 own.runner.rest()
             case Transfer(effect, is_answered):

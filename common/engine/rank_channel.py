@@ -59,6 +59,10 @@ class Step(msgspec.Struct, frozen=True, tag=True, array_like=True):
     parts: list[StepPart]
 
 
+class Claim(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A step follows soon: cores on loan are wanted back."""
+
+
 class Rest(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """There is no next step yet."""
 
@@ -109,7 +113,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     is_unusable: bool
 
 
-Entry = Join | CacheSize | Step | Rest | Transfer | Stop
+Entry = Join | CacheSize | Step | Claim | Rest | Transfer | Stop
 Reply = Room | Ready | Sealed | Applied | TransferEvent | Failed
 
 Sent = TypeVar("Sent")

@@ -86,6 +86,9 @@ class ModelRunner:
         """Totals for /metrics. Any thread may ask."""
         return {"helped_tasks": float(self.ops.num_helped)}
 
+    def claim_cores(self) -> None:
+        self.ops.claim_cores()
+
     def rest(self) -> None:
         self.ops.rest()
 

@@ -8,7 +8,7 @@ from queue import Empty, SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
 from common.engine.gateway_watch import GatewayWatch
-from common.engine.pacing import next_start_s
+from common.engine.pacing import Pacer
 from common.engine.step import StepPlan, StepResult
 from common.engine.turn import Turn
 from common.engine.worker import WorkerService
@@ -19,6 +19,9 @@ from common.wire import Control, WorkerStatus
 
 logger = logging.getLogger(__name__)
 
+CLAIM_S = 0.0005
+"""How long before a paced step cores on loan are claimed back: as long as the tasks of most phases take."""
+
 EventT = TypeVar("EventT")
 EffectT = TypeVar("EffectT")
 
@@ -27,6 +30,10 @@ class Runner(Protocol):
     """Executes plans; the only thing here that computes."""
 
     def execute(self, plan: StepPlan) -> StepResult: ...
+
+    def claim_cores(self) -> None:
+        """A step follows soon: whoever has cores of ours on loan is to be off them by then."""
+        ...
 
     def rest(self) -> None:
         """No step follows for now: its cores may serve others."""
@@ -81,13 +88,14 @@ class WorkerLoop(Generic[EventT, EffectT]):
         self._watch = watch
         self._drain_timeout_s = drain_timeout_s
         self.step_expected_s = step_expected_s
-        self._itl_target_s = itl_target_s
+        self._pacer = Pacer(itl_target_s)
         self._on_tick = on_tick
         self._clock = clock
         self._inbox = inbox
         self._next_tick_s = clock()
         self._turn = Turn(clock())
         self._next_start_s = clock()
+        self._is_lending = False
         self._leave_by_s: float | None = None
         self._status = service.status(clock())
 
@@ -124,7 +132,9 @@ class WorkerLoop(Generic[EventT, EffectT]):
 
     def due_s(self, now: float) -> float:
         """When the next tick or step is due, if no event comes before."""
-        return min(self._next_tick_s, self._next_start_s) if self._next_start_s > now else self._next_tick_s
+        if self._next_start_s <= now:
+            return self._next_tick_s
+        return min(self._next_tick_s, self._next_start_s - CLAIM_S if self._is_lending else self._next_start_s)
 
     def may_leave(self) -> bool:
         """Whether it was told to stop, and has nothing left to do; gives up what is left when it is time."""
@@ -178,9 +188,12 @@ class WorkerLoop(Generic[EventT, EffectT]):
         self._status = self._service.status(now)
 
     def _step(self) -> bool:
-        if self._clock() < self._next_start_s:
+        now = self._clock()
+        if now < self._next_start_s:
+            self._claim_cores_if_due(now)
             return False
-        plan, effects = self._service.plan(self._clock())
+        self._is_lending = False
+        plan, effects = self._service.plan(now)
         self._do(effects)
         if plan is None:
             self._runner.rest()
@@ -194,10 +207,17 @@ class WorkerLoop(Generic[EventT, EffectT]):
         return True
 
     def _pace(self, started_s: float) -> None:
-        others_want_cores = self._itl_target_s > 0 and self._runner.others_want_cores()
-        self._next_start_s = next_start_s(started_s, self._itl_target_s, others_want_cores=others_want_cores)
-        if self._next_start_s > self._clock():
+        now = self._clock()
+        others_want_cores = self._pacer.is_pacing and self._runner.others_want_cores()
+        self._next_start_s = self._pacer.next_start_s(started_s, now, others_want_cores=others_want_cores)
+        self._is_lending = self._next_start_s > now
+        if self._is_lending:
             self._runner.rest()
+
+    def _claim_cores_if_due(self, now: float) -> None:
+        if self._is_lending and now >= self._next_start_s - CLAIM_S:
+            self._is_lending = False
+            self._runner.claim_cores()
 
     def _execute(self, plan: StepPlan) -> StepResult:
         """A step that breaks ends the requests in it, not the worker. Raises: GroupFailed."""

@@ -117,6 +117,9 @@ class CpuOps:
     def hidden_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float32
 
+    def claim_cores(self) -> None:
+        self._library.baton_claim(self._worker)
+
     def begin_step(self) -> None:
         self._library.baton_begin(self._worker)
 

@@ -164,6 +164,15 @@ def test_a_core_is_lent_while_its_worker_rests_and_given_back_at_once() -> None:
     first.step_until_helped()
 
 
+def test_a_core_that_is_claimed_is_given_back_before_the_step_it_is_claimed_for() -> None:
+    first, second = two_workers(borrows=True)
+    first.step_until_helped()
+    second.ops.claim_cores()
+    assert first.ops.others_want_cores()
+    first.step()  # a helper that is in the middle of a task may end it
+    assert [first.step() for _ in range(20)] == [0] * 20
+
+
 @pytest.mark.parametrize("is_urgent", [False, True])
 def test_what_is_urgent_gives_way_to_prompts_only(is_urgent: bool) -> None:
     board = private_cores(2).board

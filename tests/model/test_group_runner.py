@@ -7,7 +7,7 @@ import pytest
 
 from common.engine.group_runner import GroupRunner
 from common.engine.parallel import Shard
-from common.engine.rank_channel import Entry, Rest, Sealed, Step
+from common.engine.rank_channel import Claim, Entry, Rest, Sealed, Step
 from common.engine.runner import ModelRunner
 from common.engine.step import ScheduledSequence, StepPlan, StepResult
 from common.engine.worker_group import WorkerGroup
@@ -50,6 +50,9 @@ class FakeRunner:
         if isinstance(self._outcome, Exception):
             raise self._outcome
         return StepResult(sampled={KEY: 5}, checksums=self._outcome)
+
+    def claim_cores(self) -> None:
+        pass
 
     def rest(self) -> None:
         pass
@@ -99,6 +102,14 @@ def test_rest_is_told_once() -> None:
     runner.execute(plan_of())
     runner.rest()
     assert [type(entry) for entry in group.logged] == [Rest, Step, Rest]
+
+
+def test_cores_that_were_claimed_are_given_back_by_all_ranks_if_no_step_follows() -> None:
+    group = FakeGroup(2)
+    runner = make_runner(group, FakeRunner({}), [range(1), range(1, 2)])
+    for call in (runner.rest, runner.claim_cores, runner.rest):
+        call()
+    assert [type(entry) for entry in group.logged] == [Rest, Claim, Rest]
 
 
 def test_a_step_that_fails_at_rank_0_breaks_the_group() -> None:

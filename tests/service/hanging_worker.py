@@ -38,6 +38,9 @@ class Runner:
         self._how = how
         self._runner = FakeRunner(16, LAYOUT)
 
+    def claim_cores(self) -> None:
+        pass
+
     def rest(self) -> None:
         pass
 

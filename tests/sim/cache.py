@@ -140,8 +140,11 @@ class Runner:
         self._step_s = step_s
         self._poisons = poisons
 
-    def rest(self) -> None:
+    def claim_cores(self) -> None:
         """There are no cores here that others could use."""
+
+    def rest(self) -> None:
+        """Nor here."""
 
     def others_want_cores(self) -> bool:
         return False

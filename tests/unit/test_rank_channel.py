@@ -10,6 +10,7 @@ import pytest
 from common.engine.rank_channel import (
     Applied,
     CacheSize,
+    Claim,
     Entry,
     Failed,
     Join,
@@ -60,6 +61,7 @@ def test_entries_and_replies_arrive_as_they_were_sent(ends: Ends) -> None:
         Join(2, "decode#1", 100, 5, 0),
         CacheSize(7),
         to_step(StepPlan((sequence(True), sequence(False)))),
+        Claim(),
         Rest(),
         Transfer(b"effect", True),
         Stop(),

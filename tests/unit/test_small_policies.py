@@ -182,6 +182,9 @@ class LoopService:
 
 
 class BrokenRunner:
+    def claim_cores(self) -> None:
+        pass
+
     def rest(self) -> None:
         pass
 

@@ -10,7 +10,7 @@ from common.engine.gateway_watch import GatewayWatch
 from common.engine.step import StepPlan, StepResult
 from common.engine.turn import Turn
 from common.engine.worker import GATEWAY_TIMEOUT_S
-from common.engine.worker_loop import Stop, WorkerLoop
+from common.engine.worker_loop import CLAIM_S, Stop, WorkerLoop
 from common.ids import PeerId
 from common.service import TICK_S, LinkLost, Received
 from common.wire import Cancel, Control, Ended, EndReason, GatewayStatus, PrefillDone, WorkerStatus
@@ -33,7 +33,11 @@ class ScriptedRunner:
         self._runner = FakeRunner(num_blocks, LAYOUT)
         self._during = during
         self.num_rests = 0
+        self.claimed_at_s: list[float] = []
         self.do_others_want = False
+
+    def claim_cores(self) -> None:
+        self.claimed_at_s.append(self.now)
 
     def rest(self) -> None:
         self.num_rests += 1
@@ -61,6 +65,7 @@ class Rig:
         num_handoffs: int = 1,
         max_batch_tokens: int = 64,
         drain_timeout_s: float = 30,
+        itl_target_s: float = 0.0,
         during: dict[int, Callable[[], object]] | None = None,
     ) -> None:
         self.prefill = Prefill(num_blocks=64, max_batch_tokens=max_batch_tokens)
@@ -82,6 +87,7 @@ class Rig:
             watch=GatewayWatch(1, self.missing.append, -GATEWAY_TIMEOUT_S),
             drain_timeout_s=drain_timeout_s,
             step_expected_s=STEP_EXPECTED_S,
+            itl_target_s=itl_target_s,
             clock=lambda: self.runner.now,
         )
 
@@ -217,3 +223,29 @@ def test_what_is_left_after_the_drain_timeout_is_given_up() -> None:
     assert ended.reason is EndReason.DRAINING
     assert len(rig.runner.plans) == 3
     assert rig.prefill.blocks.num_owned == 0
+
+
+def test_cores_on_loan_between_paced_steps_are_claimed_back_shortly_before_the_next_one() -> None:
+    rig = Rig(itl_target_s=0.1)
+    rig.runner.do_others_want = True
+    rig.inbox.put(Received(GATEWAY, prompt("a", length=200)))
+    for step in range(3):
+        begun_s = rig.runner.now
+        assert rig.loop.turn(wait=False)
+        assert rig.runner.num_rests == step + 1
+        for due_s in (begun_s + 0.1 - CLAIM_S, begun_s + 0.1):
+            assert len(rig.runner.plans) == step + 1
+            assert not rig.loop.turn(wait=False)
+            assert rig.loop.due_s(rig.runner.now) == due_s
+            rig.runner.now = due_s
+        assert rig.runner.claimed_at_s[step:] == [begun_s + 0.1 - CLAIM_S]
+
+
+def test_without_pacing_no_cores_are_lent_between_steps() -> None:
+    rig = Rig()
+    rig.runner.do_others_want = True
+    rig.inbox.put(Received(GATEWAY, prompt("a", length=200)))
+    for _ in range(3):
+        assert rig.loop.turn(wait=False)
+    assert rig.runner.num_rests == 0
+    assert rig.runner.claimed_at_s == []

@@ -40,7 +40,7 @@ Pool::~Pool() {
     rest();
 }
 
-void Pool::begin() {
+void Pool::claim() {
     int own = -1;
     for (int core = 0; core < num_cores_; core++) {
         if (!(cores_[core].homes.load(std::memory_order_relaxed) & bit_)) continue;
@@ -48,6 +48,10 @@ void Pool::begin() {
         if (!(cores_[core].wanted.load(std::memory_order_relaxed) & bit_)) cores_[core].wanted.fetch_or(bit_);
     }
     own_.store(std::max(own, 0), std::memory_order_relaxed);
+}
+
+void Pool::begin() {
+    claim();
     is_resting_.store(false);
     epoch_.fetch_add(1);
     if (num_idle_.load() + num_away_.load() > 0) wake_all(epoch_, Among::Threads);

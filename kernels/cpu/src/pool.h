@@ -30,6 +30,8 @@ public:
     Pool(Core* cores, int num_cores, int worker, bool borrows);
     ~Pool();
 
+    // A step follows soon: our home cores are wanted.
+    void claim();
     // A step begins: our home cores are wanted, and helpers wake up.
     void begin();
     // There is no next step yet: others may use our home cores.
