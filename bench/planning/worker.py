@@ -66,7 +66,7 @@ class VirtualWorker(Generic[EventT, EffectT]):
             return
         while self._inbox:
             self._do(self._service.handle(self._inbox.popleft(), self._clock.now))
-        if self._clock.now >= self._next_start_s:
+        if self._clock.now >= self._next_start_s or not self._host.is_computing:
             self._step()
 
     def _step(self) -> None:

@@ -189,8 +189,7 @@ class WorkerLoop(Generic[EventT, EffectT]):
 
     def _step(self) -> bool:
         now = self._clock()
-        if now < self._next_start_s:
-            self._claim_cores_if_due(now)
+        if self._must_wait(now):
             return False
         self._is_lending = False
         plan, effects = self._service.plan(now)
@@ -214,10 +213,14 @@ class WorkerLoop(Generic[EventT, EffectT]):
         if self._is_lending:
             self._runner.rest()
 
-    def _claim_cores_if_due(self, now: float) -> None:
+    def _must_wait(self, now: float) -> bool:
+        """For the time of the next step, while there still is somebody to wait for."""
+        if now >= self._next_start_s or not self._runner.others_want_cores():
+            return False
         if self._is_lending and now >= self._next_start_s - CLAIM_S:
             self._is_lending = False
             self._runner.claim_cores()
+        return True
 
     def _execute(self, plan: StepPlan) -> StepResult:
         """A step that breaks ends the requests in it, not the worker. Raises: GroupFailed."""

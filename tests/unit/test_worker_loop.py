@@ -249,3 +249,14 @@ def test_without_pacing_no_cores_are_lent_between_steps() -> None:
         assert rig.loop.turn(wait=False)
     assert rig.runner.num_rests == 0
     assert rig.runner.claimed_at_s == []
+
+
+def test_a_paced_step_begins_as_soon_as_nobody_wants_the_cores_any_more() -> None:
+    rig = Rig(itl_target_s=0.1)
+    rig.runner.do_others_want = True
+    rig.inbox.put(Received(GATEWAY, prompt("a", length=200)))
+    assert rig.loop.turn(wait=False)
+    assert not rig.loop.turn(wait=False)
+    rig.runner.do_others_want = False
+    assert rig.loop.turn(wait=False)
+    assert len(rig.runner.plans) == 2
