@@ -23,11 +23,13 @@ from common.service import LinkEvent
 from common.shard_memory import ShardMemory
 from common.supervisor.channel import SupervisorChannel
 from common.wire import Role
+from common.worker_config import WorkerOptions
 from kvtransfer.group import GroupSender, RankSide, decode_shard
 from kvtransfer.nixl import RegisteredMemory, check_nixl
 from kvtransfer.server import KVServer
 from kvtransfer.shm import SharedSegment, remove_dead_segments
 from kvtransfer.transport import KVReleased, SenderEffect
+from prefill.holding import HOLD_SHARE
 from prefill.scheduler import PrefillScheduler
 from prefill.service import PrefillService
 
@@ -95,6 +97,7 @@ def _serve(command: PrefillCommand, engine: Engine, memory: CacheMemory, channel
         blocks,
         max_batch_tokens=command.prefill.max_batch_prefill_tokens,
         max_step_s=command.prefill.max_step_ms / 1000,
+        hold_share=HOLD_SHARE if _shares_cores(options) else 0.0,
         lease_s=command.transfer.kv_lease,
     )
     loop: WorkerLoop[KVReleased, SenderEffect] = WorkerLoop(
@@ -113,6 +116,11 @@ def _serve(command: PrefillCommand, engine: Engine, memory: CacheMemory, channel
     run_until_stopped(loop, links, inbox, engine, options, channel)
     server.close()
     return 0
+
+
+def _shares_cores(worker: WorkerOptions) -> bool:
+    """Whether decode workers of this host may compute on our cores."""
+    return bool(worker.shared_dir) and worker.core_sharing == "elastic" and not place_ranks(worker)[0].is_gpu
 
 
 def _source(engine: Engine, server: KVServer) -> KVSource:

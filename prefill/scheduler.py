@@ -11,6 +11,7 @@ from common.ids import BlockId, PeerId, SequenceKey
 from common.kv_layout import HeadChecksums
 from common.sampling import Finish, SamplingParams, check_finish
 from common.wire import PrefillRequest
+from prefill.holding import hold_until_s
 
 SHORT_SHARE = 0.25
 """Part of each step's budget kept for prompts that fit it whole, so that a long prompt cannot starve short ones."""
@@ -25,7 +26,7 @@ class PrefillSequence:
     """One attempt at one request, from arrival to the release of its blocks.
 
     Mutable state: block_table, num_computed and num_cached once it starts; checksums, parallel to block_table,
-    as its blocks are sealed; lease_until_s as a handoff.
+    as its blocks are sealed; held_since_s from when it could have ended; lease_until_s as a handoff.
     """
 
     key: SequenceKey
@@ -40,11 +41,17 @@ class PrefillSequence:
     checksums: list[HeadChecksums] = field(default_factory=list[HeadChecksums])
     num_computed: int = 0
     num_cached: int = 0
+    held_since_s: float | None = None
     lease_until_s: float = 0.0
 
     @property
     def num_remaining(self) -> int:
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def may_be_held(self) -> bool:
+        """Whether it goes on in decode, and no client is reading it yet."""
+        return self.key.attempt == 0 and self.sampling.max_tokens > 1
 
     @property
     def age_order(self) -> tuple[bool, float, SequenceKey]:
@@ -96,16 +103,24 @@ class PrefillScheduler:
     """The life of sequences on a prefill worker.
 
     max_step_s: a step's wanted length; 0 leaves only the token budget.
+    hold_share: of the time that a prompt has waited, how long it may be held back; see holding.py
     lease_s:    after which a handoff that is not renewed is given up, and what is cached of it not protected any more
     Mutable state: three disjoint maps by key (waiting, running, handoffs) and the measured speed.
     """
 
     def __init__(
-        self, blocks: BlockManager, *, max_batch_tokens: int, max_step_s: float, lease_s: float = math.inf
+        self,
+        blocks: BlockManager,
+        *,
+        max_batch_tokens: int,
+        max_step_s: float,
+        hold_share: float = 0.0,
+        lease_s: float = math.inf,
     ) -> None:
         self._blocks = blocks
         self._max_batch_tokens = max_batch_tokens
         self._max_step_s = max_step_s
+        self._hold_share = hold_share
         self._lease_s = lease_s
         self._waiting: dict[SequenceKey, PrefillSequence] = {}
         self._running: dict[SequenceKey, PrefillSequence] = {}
@@ -196,15 +211,39 @@ class PrefillScheduler:
         self._blocks.unprotect(key.request_id)
         return self._handoffs.pop(key)
 
-    def schedule(self, tenants: Tenants | None = None) -> StepPlan | None:
+    def schedule(self, now: float, tenants: Tenants | None = None) -> StepPlan | None:
         """Plan the next step and start the sequences that get their first chunk in it. None: nothing to do."""
         candidates = self._candidates(tenants)
         remaining = [sequence.num_remaining - len(cached) * self._blocks.block_size for sequence, cached in candidates]
-        chunks = assign_chunks(remaining, self._budget_tokens(), SHORT_SHARE)
+        budget = self._budget_tokens()
+        chunks = assign_chunks(remaining, budget, SHORT_SHARE)
+        if held := self._hold([sequence for sequence, _ in candidates], remaining, chunks, now):
+            wanted = [num_tokens - (index in held) for index, num_tokens in enumerate(remaining)]
+            chunks = assign_chunks(wanted, budget, SHORT_SHARE)
         chosen = [(*pair, chunk) for pair, chunk in zip(candidates, chunks, strict=True) if chunk]
         self._start([(sequence, cached) for sequence, cached, _ in chosen if sequence.key in self._waiting])
         planned = tuple(self._plan_chunk(sequence, chunk) for sequence, _, chunk in chosen)
         return StepPlan(planned) if planned else None
+
+    def _hold(
+        self, sequences: Sequence[PrefillSequence], remaining: Sequence[int], chunks: Sequence[int], now: float
+    ) -> set[int]:
+        """Which of those that would end in this step wait for the next one that would not: all that may, or none."""
+        others = [num_tokens for num_tokens, chunk in zip(remaining, chunks, strict=True) if chunk < num_tokens]
+        if not self._hold_share or not self._tokens_per_s or not others:
+            return set()
+        held = {i for i, sequence in enumerate(sequences) if chunks[i] == remaining[i] and sequence.may_be_held}
+        ready_s = now + others[0] / self._tokens_per_s
+        if any(ready_s > self._hold_until_s(sequences[i], now) for i in held):
+            return set()
+        for i in held:
+            if sequences[i].held_since_s is None:
+                sequences[i].held_since_s = now
+        return held
+
+    def _hold_until_s(self, sequence: PrefillSequence, now: float) -> float:
+        held_since_s = now if sequence.held_since_s is None else sequence.held_since_s
+        return hold_until_s(sequence.arrival_s, held_since_s, self._hold_share)
 
     def _candidates(self, tenants: Tenants | None) -> list[tuple[PrefillSequence, list[BlockId]]]:
         """Sequences that may compute now, oldest first; with the cached blocks that a waiting one would share.
@@ -314,7 +353,7 @@ def assign_chunks(remaining: Sequence[int], budget: int, short_share: float) -> 
     First come, first served with the open part of the budget; the rest is for prompts that fit it whole;
     what those leave goes to the oldest again.
 
-    remaining: tokens that each prompt still needs, >= 1.  Returns tokens for each, summing to at most budget.
+    remaining: tokens that each prompt is to get, >= 0.  Returns tokens for each, summing to at most budget.
     """
     chunks = [0] * len(remaining)
     reserve = int(budget * short_share)

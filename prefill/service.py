@@ -130,7 +130,7 @@ class PrefillService:
         return self._gateways.has_unsent_for(peer)
 
     def plan(self, now: float, tenants: Tenants | None = None) -> tuple[StepPlan | None, list[Effect]]:
-        return self._scheduler.schedule(tenants), []
+        return self._scheduler.schedule(now, tenants), []
 
     def complete(self, plan: StepPlan, result: StepResult, now: float) -> list[Effect]:
         self._counters.count(plan, result)

@@ -18,11 +18,13 @@ GATEWAY = PeerId("gateway#0")
 class Bench:
     """A scheduler with a fake runner."""
 
-    def __init__(self, num_blocks: int = 16, max_batch_tokens: int = 16) -> None:
+    def __init__(self, num_blocks: int = 16, max_batch_tokens: int = 16, hold_share: float = 0.0) -> None:
         layout = fake_layout(block_size=4)
         self.blocks = BlockManager(num_blocks, layout.block_size)
         self.runner = FakeRunner(num_blocks, layout)
-        self.scheduler = PrefillScheduler(self.blocks, max_batch_tokens=max_batch_tokens, max_step_s=0, lease_s=10)
+        self.scheduler = PrefillScheduler(
+            self.blocks, max_batch_tokens=max_batch_tokens, max_step_s=0, hold_share=hold_share, lease_s=10
+        )
         self.now = 0.0
 
     def add(self, name: str, token_ids: tuple[int, ...], max_tokens: int = 5, attempt: int = 0) -> SequenceKey:
@@ -39,7 +41,7 @@ class Bench:
         return SequenceKey(RequestId(name), attempt)
 
     def step(self) -> tuple[StepPlan | None, list[PrefillEvent]]:
-        plan = self.scheduler.schedule()
+        plan = self.scheduler.schedule(self.now)
         if plan is None:
             return None, []
         return plan, self.scheduler.update(plan, self.runner.execute(plan), self.now)
@@ -82,7 +84,7 @@ def started_beside(tenants: Tenants) -> int:
     bench = Bench(num_blocks=16, max_batch_tokens=64)
     for index in range(4):
         bench.add(str(index), tokens(10, first=100 * index))
-    plan = bench.scheduler.schedule(tenants)
+    plan = bench.scheduler.schedule(bench.now, tenants)
     return len(plan.sequences) if plan else 0
 
 
@@ -236,9 +238,9 @@ def test_short_prompts_behind_a_long_one_fit_into_what_is_kept_for_them(long: in
 class PrefillMachine(RuleBasedStateMachine):
     """Requests with shared prefixes come, compute, hand off, and end in every possible way."""
 
-    @initialize(num_blocks=st.integers(3, 12), budget=st.integers(1, 20))
-    def start(self, num_blocks: int, budget: int) -> None:
-        self.bench = Bench(num_blocks, budget)
+    @initialize(num_blocks=st.integers(3, 12), budget=st.integers(1, 20), hold_share=st.sampled_from([0.0, 0.5]))
+    def start(self, num_blocks: int, budget: int, hold_share: float) -> None:
+        self.bench = Bench(num_blocks, budget, hold_share)
         self.count = 0
         self.live: set[SequenceKey] = set()
 
