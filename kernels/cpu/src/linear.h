@@ -95,10 +95,16 @@ inline f32x16 multiply_stream(const uint32_t* x, const uint32_t* panel, int64_t 
 #include "quantised.h"
 
 // Where results go. emit(row, panel, values): values of NP neighbouring panels; NP is even where Pairs says so.
+// fetch(row, panel): the lines that they go to; a store that misses the caches would be waited for.
 struct StoreFloat {
     static constexpr bool PAIRS = false;
     float* out;
     const Linear& linear;
+
+    template <int NP>
+    void fetch(int row, int panel) const {
+        for (int p = 0; p < NP; p++) __builtin_prefetch(out + row * linear.out + (panel + p) * LANES, 1);
+    }
 
     template <int NP>
     void emit(int row, int panel, const f32x16 (&values)[NP]) const {
@@ -131,6 +137,11 @@ struct StoreGated {
     const Linear& linear;
 
     template <int NP>
+    void fetch(int row, int panel) const {
+        __builtin_prefetch(out + row * stride + int64_t(panel) / 2 * LANES, 1);
+    }
+
+    template <int NP>
     void emit(int row, int panel, const f32x16 (&values)[NP]) const {
         static_assert(NP % 2 == 0, "gate and up come together");
         for (int p = 0; p < NP; p += 2) {
@@ -158,6 +169,7 @@ inline void multiply_rows(const Rows& x, int first_row, int end_row, const uint3
                           int64_t k_words, int panel, const Store& store) {
     auto block = [&]<int MR>(int row) {
         f32x16 acc[MR][NP];
+        for (int r = 0; r < MR; r++) store.template fetch<NP>(row + r, panel);
         multiply<T, MR, NP>(x, row, panels, panel_words, k_words, acc);
         for (int r = 0; r < MR; r++) store.template emit<NP>(row + r, panel, acc[r]);
     };
