@@ -122,7 +122,9 @@ class PrefillOptions:
     """prefill"""
 
     max_batch_prefill_tokens: Annotated[int, Flag(help="prompt tokens of one step", unit="tokens", at_least=1)] = 4096
-    max_step_ms: Annotated[float, Flag(help="length that a step is cut to", unit="ms", at_least=1)] = 500.0
+    max_step_ms: Annotated[
+        float, Flag(help="length that a step of more than 128 tokens is cut to", unit="ms", at_least=1)
+    ] = 150.0
 
 
 @dataclass(frozen=True, slots=True)

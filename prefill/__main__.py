@@ -29,7 +29,7 @@ from kvtransfer.nixl import RegisteredMemory, check_nixl
 from kvtransfer.server import KVServer
 from kvtransfer.shm import SharedSegment, remove_dead_segments
 from kvtransfer.transport import KVReleased, SenderEffect
-from prefill.holding import HOLD_SHARE
+from prefill.patience import HOLD_SHARE
 from prefill.scheduler import PrefillScheduler
 from prefill.service import PrefillService
 

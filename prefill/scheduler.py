@@ -11,13 +11,14 @@ from common.ids import BlockId, PeerId, SequenceKey
 from common.kv_layout import HeadChecksums
 from common.sampling import Finish, SamplingParams, check_finish
 from common.wire import PrefillRequest
-from prefill.holding import hold_until_s
+from prefill.chunks import SHORT_SHARE, assign_chunks
+from prefill.patience import hold_until_s, patient_until_s
 
-SHORT_SHARE = 0.25
-"""Part of each step's budget kept for prompts that fit it whole, so that a long prompt cannot starve short ones."""
 FIRST_BUDGET_TOKENS = 256
 """Tokens of a step while nothing is known about this machine's speed."""
-MIN_BUDGET_TOKENS = 16
+MIN_BUDGET_TOKENS = 128
+"""A step's length is not cut below these. Reading all weights takes as long as computing 11 tokens where a CPU has no
+matrix units (8 ms on two cores of an EPYC 9004, 67 ms on one of the first generation): a twelfth of such a step."""
 RATE_SMOOTHING = 0.5
 
 
@@ -80,6 +81,26 @@ PrefillEvent = Prefilled | PrefillFailed
 
 
 @dataclass(frozen=True, slots=True)
+class Candidate:
+    """A sequence that may compute in the next step.
+
+    cached:          blocks that a waiting one would share
+    num_remaining:   tokens that are still to be computed then
+    patient_until_s: see patience.py
+    """
+
+    sequence: PrefillSequence
+    cached: list[BlockId]
+    num_remaining: int
+    patient_until_s: float
+
+    @property
+    def urgency(self) -> tuple[bool, float, SequenceKey]:
+        """Resumed sequences first, then who has waited for as long as it bears soonest."""
+        return (self.sequence.key.attempt == 0, self.patient_until_s, self.sequence.key)
+
+
+@dataclass(frozen=True, slots=True)
 class Tenants:
     """Sequences that decode in the same cache and in the same steps, where prompts are computed beside them.
 
@@ -103,7 +124,7 @@ class PrefillScheduler:
     """The life of sequences on a prefill worker.
 
     max_step_s: a step's wanted length; 0 leaves only the token budget.
-    hold_share: of the time that a prompt has waited, how long it may be held back; see holding.py
+    hold_share: of the time that a prompt has waited too long, how long it may be held back; see patience.py
     lease_s:    after which a handoff that is not renewed is given up, and what is cached of it not protected any more
     Mutable state: three disjoint maps by key (waiting, running, handoffs) and the measured speed.
     """
@@ -213,52 +234,63 @@ class PrefillScheduler:
 
     def schedule(self, now: float, tenants: Tenants | None = None) -> StepPlan | None:
         """Plan the next step and start the sequences that get their first chunk in it. None: nothing to do."""
-        candidates = self._candidates(tenants)
-        remaining = [sequence.num_remaining - len(cached) * self._blocks.block_size for sequence, cached in candidates]
+        candidates = sorted(self._candidates(tenants), key=lambda candidate: candidate.urgency)
+        remaining = [candidate.num_remaining for candidate in candidates]
         budget = self._budget_tokens()
         chunks = assign_chunks(remaining, budget, SHORT_SHARE)
-        if held := self._hold([sequence for sequence, _ in candidates], remaining, chunks, now):
+        if held := self._hold(candidates, chunks, now):
             wanted = [num_tokens - (index in held) for index, num_tokens in enumerate(remaining)]
             chunks = assign_chunks(wanted, budget, SHORT_SHARE)
-        chosen = [(*pair, chunk) for pair, chunk in zip(candidates, chunks, strict=True) if chunk]
-        self._start([(sequence, cached) for sequence, cached, _ in chosen if sequence.key in self._waiting])
-        planned = tuple(self._plan_chunk(sequence, chunk) for sequence, _, chunk in chosen)
+        chosen = [pair for pair in zip(candidates, chunks, strict=True) if pair[1]]
+        self._start([candidate for candidate, _ in chosen if candidate.sequence.key in self._waiting])
+        planned = tuple(self._plan_chunk(candidate.sequence, chunk) for candidate, chunk in chosen)
         return StepPlan(planned) if planned else None
 
-    def _hold(
-        self, sequences: Sequence[PrefillSequence], remaining: Sequence[int], chunks: Sequence[int], now: float
-    ) -> set[int]:
+    def _hold(self, candidates: Sequence[Candidate], chunks: Sequence[int], now: float) -> set[int]:
         """Which of those that would end in this step wait for the next one that would not: all that may, or none."""
-        others = [num_tokens for num_tokens, chunk in zip(remaining, chunks, strict=True) if chunk < num_tokens]
+        pairs = list(zip(candidates, chunks, strict=True))
+        others = [candidate.num_remaining for candidate, chunk in pairs if chunk < candidate.num_remaining]
         if not self._hold_share or not self._tokens_per_s or not others:
             return set()
-        held = {i for i, sequence in enumerate(sequences) if chunks[i] == remaining[i] and sequence.may_be_held}
+        ends = [index for index, (candidate, chunk) in enumerate(pairs) if chunk == candidate.num_remaining]
+        held = {index for index in ends if candidates[index].sequence.may_be_held}
         ready_s = now + others[0] / self._tokens_per_s
-        if any(ready_s > self._hold_until_s(sequences[i], now) for i in held):
+        if any(ready_s > self._hold_until_s(candidates[index], now) for index in held):
             return set()
-        for i in held:
-            if sequences[i].held_since_s is None:
-                sequences[i].held_since_s = now
+        for index in held:
+            sequence = candidates[index].sequence
+            if sequence.held_since_s is None:
+                sequence.held_since_s = now
         return held
 
-    def _hold_until_s(self, sequence: PrefillSequence, now: float) -> float:
-        held_since_s = now if sequence.held_since_s is None else sequence.held_since_s
-        return hold_until_s(sequence.arrival_s, held_since_s, self._hold_share)
+    def _hold_until_s(self, candidate: Candidate, now: float) -> float:
+        held_since_s = candidate.sequence.held_since_s
+        return hold_until_s(candidate.patient_until_s, now if held_since_s is None else held_since_s, self._hold_share)
 
-    def _candidates(self, tenants: Tenants | None) -> list[tuple[PrefillSequence, list[BlockId]]]:
-        """Sequences that may compute now, oldest first; with the cached blocks that a waiting one would share.
+    def _candidates(self, tenants: Tenants | None) -> list[Candidate]:
+        """Sequences that may compute now.
 
-        A waiting sequence that does not get its blocks is not overtaken by a younger one.
+        A waiting sequence that does not get its blocks is not overtaken by one that came after it.
         """
         available = self._blocks.num_available
-        found = [(sequence, list[BlockId]()) for sequence in self._running.values()]
+        found = [self._candidate(sequence, []) for sequence in self._running.values()]
         for sequence in sorted(self._waiting.values(), key=lambda s: s.age_order):
             cached = self._match(sequence)
             available -= self._num_blocks_to_start(sequence, cached)
             if available < 0 or (tenants and not tenants.admit(len(found), available)):
                 break
-            found.append((sequence, cached))
-        return sorted(found, key=lambda pair: pair[0].age_order)
+            found.append(self._candidate(sequence, cached))
+        return found
+
+    def _candidate(self, sequence: PrefillSequence, cached: list[BlockId]) -> Candidate:
+        num_shared = len(cached) * self._blocks.block_size
+        num_tokens = len(sequence.token_ids) - sequence.num_cached - num_shared
+        return Candidate(
+            sequence=sequence,
+            cached=cached,
+            num_remaining=sequence.num_remaining - num_shared,
+            patient_until_s=patient_until_s(sequence.arrival_s, num_tokens, self._tokens_per_s),
+        )
 
     def _match(self, sequence: PrefillSequence) -> list[BlockId]:
         """Cached blocks of its prefix. Its last token is always computed, for the logits."""
@@ -269,11 +301,12 @@ class PrefillScheduler:
         fresh = self._blocks.num_blocks_for(len(sequence.token_ids)) - len(cached)
         return fresh + self._blocks.num_evictable(cached)
 
-    def _start(self, starting: Sequence[tuple[PrefillSequence, list[BlockId]]]) -> None:
+    def _start(self, starting: Sequence[Candidate]) -> None:
         """Reserve all their blocks: what one of them shares is not evicted for another one."""
-        for _, cached in starting:
-            self._blocks.share(cached)
-        for sequence, cached in starting:
+        for candidate in starting:
+            self._blocks.share(candidate.cached)
+        for candidate in starting:
+            sequence, cached = candidate.sequence, candidate.cached
             fresh = self._blocks.num_blocks_for(len(sequence.token_ids)) - len(cached)
             sequence.block_table = cached + self._blocks.allocate(fresh)
             sequence.checksums = [self._blocks.checksums(block_id) for block_id in cached]
@@ -300,7 +333,7 @@ class PrefillScheduler:
         if self._max_step_s == 0:
             return self._max_batch_tokens
         wanted = int(self._tokens_per_s * self._max_step_s) if self._tokens_per_s else FIRST_BUDGET_TOKENS
-        return max(MIN_BUDGET_TOKENS, min(self._max_batch_tokens, wanted))
+        return min(self._max_batch_tokens, max(MIN_BUDGET_TOKENS, wanted))
 
     def update(self, plan: StepPlan, result: StepResult, now: float) -> list[PrefillEvent]:
         """Take in what a step brought."""
@@ -345,30 +378,3 @@ class PrefillScheduler:
             self._blocks.protect(sequence.key.request_id, sequence.hashes, sequence.lease_until_s)
             self._handoffs[sequence.key] = sequence
         return Prefilled(sequence, token_id, finish)
-
-
-def assign_chunks(remaining: Sequence[int], budget: int, short_share: float) -> list[int]:
-    """Split one step's token budget over prompts, oldest first.
-
-    First come, first served with the open part of the budget; the rest is for prompts that fit it whole;
-    what those leave goes to the oldest again.
-
-    remaining: tokens that each prompt is to get, >= 0.  Returns tokens for each, summing to at most budget.
-    """
-    chunks = [0] * len(remaining)
-    reserve = int(budget * short_share)
-    open_budget = budget - reserve
-    for index, wanted in enumerate(remaining):
-        chunks[index] = min(wanted, open_budget)
-        open_budget -= chunks[index]
-    left = reserve + open_budget
-    for index, wanted in enumerate(remaining):
-        missing = wanted - chunks[index]
-        if missing <= left:
-            chunks[index] += missing
-            left -= missing
-    for index, wanted in enumerate(remaining):
-        extra = min(wanted - chunks[index], left)
-        chunks[index] += extra
-        left -= extra
-    return chunks

@@ -91,8 +91,11 @@ class CheckedRequests(Requests):
         stale = {entry: request for entry in told if (request := self._of_another_attempt(entry))}
         before = {entry: Told.of(request) for entry, request in stale.items()}
         effects = super().handle(event, now)
+        is_all_stale = len(stale) == len(told)
         for entry, request in stale.items():
             after = Told.of(request)
+            if not is_all_stale and before[entry].phase is Phase.QUEUED:
+                after = after._replace(phase=Phase.QUEUED)  # another entry may end what it was queued behind
             assert before[entry] == after, f"{entry} is stale, and makes {after} of {before[entry]}"
         for effect in effects:
             if isinstance(effect, Send) and not isinstance(effect.message, Cancel):

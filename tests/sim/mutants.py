@@ -20,7 +20,7 @@ from gateway.requests import Requests
 from kvtransfer.group import GroupSender, encode_for_rank
 from kvtransfer.source_channel import SourceChannel
 from kvtransfer.transport import Publish, Withdraw
-from prefill.scheduler import PrefillScheduler, PrefillSequence
+from prefill.scheduler import Candidate, PrefillScheduler
 from prefill.service import PrefillService
 
 
@@ -100,11 +100,9 @@ def drain_and_accept(service: PrefillService) -> list[Any]:
 DRAIN = PrefillService.drain
 
 
-def share_blocks_before_they_are_computed(
-    scheduler: PrefillScheduler, starting: Sequence[tuple[PrefillSequence, list[BlockId]]]
-) -> None:
+def share_blocks_before_they_are_computed(scheduler: PrefillScheduler, starting: Sequence[Candidate]) -> None:
     START(scheduler, starting)
-    for sequence, _ in starting:
+    for sequence in (candidate.sequence for candidate in starting):
         for block_id, block_hash in zip(sequence.block_table, sequence.hashes, strict=False):
             scheduler._blocks.seal(block_id, block_hash, (0,))
 
@@ -190,7 +188,7 @@ def seal_another_content(scheduler: DecodeScheduler, sequence: DecodeSequence) -
 MUTANTS: dict[str, Mutant] = {
     "drop a release": Mutant(PrefillScheduler, "release", drop_a_release, 0),
     "take any attempt": Mutant(Requests, "_current", take_any_attempt, 4),
-    "forget a cancel": Mutant(PrefillService, "_cancel", forget_a_cancel, 92),
+    "forget a cancel": Mutant(PrefillService, "_cancel", forget_a_cancel, 111),
     "reuse blocks early": Mutant(DecodeScheduler, "cancel", reuse_blocks_early, 76),
     "ignore a lost link": Mutant(Requests, "handle", ignore_a_lost_link, 8),
     "emit tokens twice": Mutant(EngineGeneration, "__anext__", emit_tokens_twice, 16),
@@ -201,13 +199,13 @@ MUTANTS: dict[str, Mutant] = {
         PrefillScheduler, "_start", share_blocks_before_they_are_computed, 1
     ),
     "publish before ranks know": Mutant(GroupSender, "apply", publish_before_ranks_know, 179),
-    "see no gap": Mutant(LinkNumbers, "take_message", see_no_gap, 936),
+    "see no gap": Mutant(LinkNumbers, "take_message", see_no_gap, 1556),
     "withdraw nothing": Mutant(PrefillService, "_tick", withdraw_nothing, 41),
     "take late answers": Mutant(SourceChannel, "forget", take_late_answers, 240),
-    "keep the attempt": Mutant(Request, "begin_next_attempt", keep_the_attempt, 4),
+    "keep the attempt": Mutant(Request, "begin_next_attempt", keep_the_attempt, 7),
     "never time out": Mutant(LifePolicy, "overdue", never_time_out, 18),
     "try nobody alone": Mutant(LifePolicy, "is_on_trial", try_nobody_alone, 31),
-    "overtake in the queue": Mutant(DecodeScheduler, "admit", overtake_in_the_queue, 4),
+    "overtake in the queue": Mutant(DecodeScheduler, "admit", overtake_in_the_queue, 1),
     "evict a shared block": Mutant(BlockManager, "share", evict_a_shared_block, 4),
     "lose unsent tokens": Mutant(DecodeService, "_keep", lose_unsent_tokens, 62),
     "lose unsent messages": Mutant(Gateways, "keep_unsent", lose_unsent_messages, 1),

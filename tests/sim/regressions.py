@@ -3,11 +3,32 @@
 from common.wire import Role
 from gateway.life import LifePolicy
 from tests.sim.draw import POISONED
-from tests.sim.plan import Arrival, Break, Crash, Drain, FailRank, Partition, Plan, Storm, WorkerPlan
+from tests.sim.plan import Arrival, Break, Crash, Drain, FailRank, Partition, Plan, Storm, Stuff, WorkerPlan
 
 BOTH = WorkerPlan(name="b0", role=Role.BOTH)
 
 REGRESSIONS: dict[str, Plan] = {
+    "a stale token beside one that ends a request, so that the stale one's own is no longer queued behind it": Plan(
+        seed=4,
+        gateways=("g0",),
+        workers=(
+            WorkerPlan(name="p0", role=Role.PREFILL, num_blocks=40),
+            WorkerPlan(name="d1", role=Role.DECODE, num_blocks=40),
+        ),
+        arrivals=(Arrival(at_s=0.874, num_prompt=1, max_tokens=2), Arrival(at_s=0.578, num_prompt=1, max_tokens=3)),
+        faults=(Stuff(at_s=0.143, service="d1", other="g0", for_s=4.0),),
+        policy=LifePolicy(
+            max_concurrent_requests=4,
+            request_timeout_s=10.0,
+            when_no_prefill="reject",
+            no_worker_timeout_s=0.5,
+            resume_timeout_s=3.0,
+            max_attempts=1,
+        ),
+        lease_s=1.5,
+        max_outbox=2,
+        step_s=0.1,
+    ),
     "a gateway that came back is joined, though a status of the one before was read after its connection broke": Plan(
         seed=1,
         gateways=("g0",),

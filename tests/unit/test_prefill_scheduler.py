@@ -9,7 +9,8 @@ from common.engine.step import StepPlan
 from common.ids import PeerId, RequestId, SequenceKey
 from common.sampling import SamplingParams
 from common.wire import PrefillRequest
-from prefill.scheduler import Prefilled, PrefillEvent, PrefillScheduler, Tenants, assign_chunks
+from prefill.chunks import assign_chunks
+from prefill.scheduler import MIN_BUDGET_TOKENS, Prefilled, PrefillEvent, PrefillScheduler, Tenants
 from tests.fakes import FakeRunner, fake_layout
 
 GATEWAY = PeerId("gateway#0")
@@ -120,6 +121,68 @@ def test_a_long_prompt_is_computed_in_chunks_and_a_short_late_one_overtakes_it()
     assert ended == ["short", "long"]
 
 
+def first_of(prompts: dict[str, tuple[int, ...]], waited_s: float) -> str:
+    """Which of prompts gets the next step of 16 tokens, when the first one came so long before the others.
+
+    A step takes a millisecond, and an earlier one has told so. Each prompt needs a whole step at least.
+    """
+    bench = Bench(num_blocks=64)
+    bench.add("earlier", tokens(16, 900))
+    bench.step()
+    for index, (name, token_ids) in enumerate(prompts.items()):
+        bench.now = waited_s if index else 0.0
+        bench.add(name, token_ids)
+    plan, _ = bench.step()
+    assert plan is not None
+    return max(plan.sequences, key=lambda sequence: len(sequence.token_ids)).key.request_id
+
+
+def test_a_short_prompt_overtakes_a_long_one_that_came_just_before_it() -> None:
+    assert first_of({"long": tokens(160), "short": tokens(16, 200)}, waited_s=0.001) == "short"
+
+
+def test_a_long_prompt_that_waited_some_times_its_own_work_is_not_overtaken_by_a_short_one() -> None:
+    """It computes for 10 ms and bears 50, the short one 5."""
+    assert first_of({"long": tokens(160), "short": tokens(16, 200)}, waited_s=0.044) == "short"
+    assert first_of({"long": tokens(160), "short": tokens(16, 200)}, waited_s=0.046) == "long"
+
+
+def test_prompts_of_one_length_come_in_the_order_of_arrival() -> None:
+    assert first_of({"first": tokens(32), "second": tokens(32, 200)}, waited_s=0.001) == "first"
+
+
+def test_a_long_prompt_that_is_cached_but_for_its_end_is_as_urgent_as_a_short_one() -> None:
+    bench = Bench(num_blocks=64)
+    bench.scheduler.release(bench.add("cached", tokens(80)))
+    bench.run()
+    bench.add("unknown", tokens(32, 200))
+    key = bench.add("known", tokens(96))
+    plan, _ = bench.step()
+    assert plan is not None
+    assert [(sequence.key, sequence.start) for sequence in plan.sequences] == [(key, 80)]
+
+
+def test_a_step_is_not_cut_so_short_that_reading_the_weights_is_most_of_it() -> None:
+    bench = Bench(num_blocks=256, max_batch_tokens=1000)
+    bench.scheduler = PrefillScheduler(bench.blocks, max_batch_tokens=1000, max_step_s=1e-6)
+    for first in (0, 2000):
+        bench.add(str(first), tokens(400, first))
+    bench.step()
+    plan, _ = bench.step()
+    assert plan is not None
+    assert plan.num_tokens == MIN_BUDGET_TOKENS
+
+
+def test_a_step_has_no_more_tokens_than_it_may_however_few_these_are() -> None:
+    bench = Bench(max_batch_tokens=8)
+    bench.scheduler = PrefillScheduler(bench.blocks, max_batch_tokens=8, max_step_s=60)
+    bench.add("a", tokens(40))
+    for _ in range(2):
+        plan, _ = bench.step()
+        assert plan is not None
+        assert plan.num_tokens == 8
+
+
 def test_a_handoff_owns_its_blocks_until_it_is_released() -> None:
     bench = Bench()
     key = bench.add("a", tokens(9))
@@ -212,7 +275,7 @@ def test_a_prompt_waits_until_all_its_blocks_are_there_and_is_not_overtaken() ->
     third = bench.add("c", tokens(4, 200))
     assert [event.sequence.key for event in bench.run()] == [first]
     bench.scheduler.release(first)
-    assert [event.sequence.key for event in bench.run()] == [second, third]
+    assert {event.sequence.key for event in bench.run()} == {second, third}
 
 
 def test_resumed_sequences_start_before_new_ones() -> None:

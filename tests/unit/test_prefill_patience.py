@@ -1,7 +1,7 @@
 """Prompts that waited long are held back until others end with them; nobody else is."""
 
 from common.ids import RequestId, SequenceKey
-from prefill.holding import hold_until_s
+from prefill.patience import PATIENCE, hold_until_s, patient_until_s
 from prefill.scheduler import PrefillFailed
 from tests.unit.test_prefill_scheduler import Bench, tokens
 
@@ -40,12 +40,15 @@ def test_prompts_that_waited_long_end_together() -> None:
 
 def test_a_prompt_is_held_no_longer_than_a_share_of_what_it_waited() -> None:
     bench = queue_of(3)
-    bench.now += 3 * STEP_S  # half of that is enough for one more, not for two
+    bench.now += (PATIENCE + 3) * STEP_S  # half of what is beyond its patience is enough for one more, not for two
     assert endings(bench, 4) == [[], ["0", "1"], ["2"], []]
 
 
-def test_nobody_is_held_who_did_not_wait() -> None:
+def test_nobody_is_held_who_waited_no_longer_than_it_bears() -> None:
     assert endings(queue_of(3), 3) == [["0"], ["1"], ["2"]]
+    bench = queue_of(3)
+    bench.now += PATIENCE * STEP_S
+    assert endings(bench, 1) == [["0"]]
 
 
 def test_without_a_share_nobody_is_held() -> None:
@@ -93,5 +96,11 @@ def test_a_prompt_that_is_held_ends_when_the_next_one_takes_longer_than_was_thou
     assert ["long"] in endings(bench, 4)
 
 
-def test_a_hold_is_counted_from_when_the_prompt_could_have_ended() -> None:
-    assert hold_until_s(arrival_s=10, held_since_s=14, hold_share=0.5) == 16
+def test_a_hold_is_a_share_of_the_wait_that_was_too_long_when_the_prompt_could_have_ended() -> None:
+    assert hold_until_s(patient_until_s=10, held_since_s=14, hold_share=0.5) == 16
+    assert hold_until_s(patient_until_s=15, held_since_s=14, hold_share=0.5) == 14
+
+
+def test_a_prompt_bears_some_times_its_own_work_and_nothing_where_that_is_not_known() -> None:
+    assert patient_until_s(arrival_s=3, num_tokens=200, tokens_per_s=100) == 3 + PATIENCE * 2
+    assert patient_until_s(arrival_s=3, num_tokens=200, tokens_per_s=0) == 3
