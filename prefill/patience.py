@@ -16,7 +16,8 @@ sees one longer wait, never a stream that pauses.
 PATIENCE = 5.0
 """Of the time that a prompt computes, how long it waits without harm: the multiple that objectives are often set to.
 
-Goodput of Azure's conversations, docs/performance.md, has the attainment with it and in order of arrival.
+Attainment of Azure's conversations at 2 requests a second, two cores of an EPYC 9004 (2026-12): 89 to 91% with it, 79
+to 89% in order of arrival.
 """
 HOLD_SHARE = 0.5
 """Of the time that a prompt has waited beyond what it bears, how long it may be held.
