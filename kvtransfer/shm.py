@@ -34,45 +34,53 @@ class SharedSegment:
     """A cache's memory that other processes on this machine can read. Its creator owns it.
 
     name, nonce:  what a `KVSource` says about it
-    memory:       the cache, zeroed; it stays valid for as long as anybody has a view of it
+    memory:       the cache, zeroed, once it is created; it stays valid for as long as anybody has a view of it
     """
 
     def __init__(self, num_bytes: int) -> None:
+        """Nothing is there yet: see to it that `close` is called, then `create` it, which a signal may end anywhere."""
+        self.name = ""
+        self.nonce = secrets.token_hex(16)
+        self.memory = memoryview(b"")
+        self._num_bytes = num_bytes
+        self._lock: int | None = None
+
+    def create(self) -> "SharedSegment":
         """Raises: ConfigError when there is no shared memory, or not enough."""
-        self.name, self._file = _create_locked()
-        self._path = DIRECTORY / self.name
         try:
-            self.nonce = secrets.token_hex(16)
-            # Reserves the pages: without it a full tmpfs kills the process at some later write (SIGBUS).
-            os.posix_fallocate(self._file, 0, HEADER_BYTES + num_bytes)
-            mapped = mmap.mmap(self._file, HEADER_BYTES + num_bytes)
-            _HEADER.pack_into(mapped, 0, _MAGIC, _VERSION, self.nonce.encode(), num_bytes)
-            self.memory = memoryview(mapped)[HEADER_BYTES:]
-        except (OSError, ValueError, OverflowError) as error:
-            self.close()
-            raise ConfigError(f"{DIRECTORY} cannot hold a KV cache of {num_bytes} bytes: {error}") from error
-        except BaseException:  # to reserve pages takes long, and a worker may be told to stop meanwhile
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Remove the segment. Whoever mapped it keeps what they mapped. Call it once."""
-        self._path.unlink(missing_ok=True)
-        os.close(self._file)
-
-
-def _create_locked() -> tuple[str, int]:
-    """A new empty segment: its name, and its descriptor, which holds the lock."""
-    while True:
-        name = f"{PREFIX}{secrets.token_hex(8)}"
-        try:
-            file = os.open(DIRECTORY / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            self._lock = file = self._create_locked()
         except OSError as error:
             raise ConfigError(f"cannot create shared memory in {DIRECTORY}: {error}") from error
-        # Between the two calls it looks like a dead owner's: another process may lock and remove it.
-        if _try_lock(file) and (DIRECTORY / name).exists():
-            return name, file
-        os.close(file)
+        size = HEADER_BYTES + self._num_bytes
+        try:
+            # Reserves the pages: without it a full tmpfs kills the process at some later write (SIGBUS).
+            os.posix_fallocate(file, 0, size)
+            mapped = mmap.mmap(file, size)
+            _HEADER.pack_into(mapped, 0, _MAGIC, _VERSION, self.nonce.encode(), self._num_bytes)
+        except (OSError, ValueError, OverflowError) as error:
+            self.close()
+            raise ConfigError(f"{DIRECTORY} cannot hold a KV cache of {self._num_bytes} bytes: {error}") from error
+        self.memory = memoryview(mapped)[HEADER_BYTES:]
+        return self
+
+    def close(self) -> None:
+        """Remove the segment, or what there is of it. Whoever mapped it keeps what they mapped. Idempotent."""
+        if self.name:
+            (DIRECTORY / self.name).unlink(missing_ok=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _create_locked(self) -> int:
+        """The descriptor of the new file, which holds the lock."""
+        while True:
+            self.name = f"{PREFIX}{secrets.token_hex(8)}"
+            path = DIRECTORY / self.name
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            # Between the two calls it looks like a dead owner's: another process may lock and remove it.
+            if _try_lock(file) and path.exists():
+                return file
+            os.close(file)
 
 
 def _try_lock(file: int) -> bool:

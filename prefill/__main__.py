@@ -51,14 +51,16 @@ class CacheMemory:
         """None: the cache need not be shared, or cannot be. Raises: ConfigError if it must be, and cannot."""
         if self._transport not in ("auto", "shm"):
             return None
+        segment = SharedSegment(num_bytes)
+        self._undo.callback(segment.close)
         try:
-            self.segment = self._undo.enter_context(closing(SharedSegment(num_bytes)))
+            self.segment = segment.create()
         except ConfigError as error:
             if self._transport == "shm":
                 raise
             logger.warning("KV is not shared but sent: %s", error)
             return None
-        return self.segment.memory
+        return segment.memory
 
     def register(self, memory: memoryview) -> RegisteredMemory | None:
         """For NIXL, if blocks go that way. Raises: ConfigError."""

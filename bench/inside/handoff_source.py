@@ -75,8 +75,10 @@ def serve(
 ) -> None:
     """What the process does: carry out what the pipe says, until its other end is closed."""
     with ExitStack() as undo:
+        segment = SharedSegment(num_blocks * layout.block_bytes)
+        undo.callback(segment.close)
         try:
-            segment = undo.enter_context(closing(SharedSegment(num_blocks * layout.block_bytes)))
+            segment.create()
             registered = undo.enter_context(closing(RegisteredMemory(segment.memory))) if "nixl" in transports else None
         except ConfigError as error:
             pipe.send(str(error))

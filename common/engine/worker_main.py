@@ -137,7 +137,9 @@ def start_engine(
         return
     with ExitStack() as stack:
         if not worker.shared_dir:
-            command = with_shared_dir(command, str(stack.enter_context(RuntimeDir()).path / SHARED))
+            runtime_dir = RuntimeDir()
+            stack.callback(runtime_dir.remove)
+            command = with_shared_dir(command, str(runtime_dir.create().path / SHARED))
         group, collectives = stack.enter_context(start_ranks(command, peer, num_blocks, plan.placements[0]))
         own = load_shard(
             *(plan, 0, num_blocks, role, command, allocate),

@@ -1,6 +1,7 @@
 """The private folder in which processes of one host meet."""
 
 import os
+import secrets
 import shutil
 import stat
 import tempfile
@@ -22,30 +23,54 @@ class RuntimeDir:
     """A folder of mode 0700 that is removed on leaving the context.
 
     Its owner holds a lock on it, so that the next start knows folders of dead owners and removes them.
-    Raises: ConfigError if no place for it has a path short enough for sockets.
     """
 
     def __init__(self, parent: Path | None = None) -> None:
-        parent = parent or _find_parent()
-        _remove_abandoned(parent)
-        self.path, self._lock_fd = _create_locked(parent)
+        """Nothing is there yet: see to it that `remove` is called, then `create` it, which a signal may end anywhere.
+
+        Raises: ConfigError if no place for it has a path short enough for sockets.
+        """
+        self.path = _new_path(parent or _find_parent())
+        self._lock_fd: int | None = None
         if len(os.fsencode(self.path)) > _MAX_PATH_LEN:
-            self.remove()
             raise ConfigError(
                 f"runtime folder: got {self.path}, wanted a path of at most {_MAX_PATH_LEN} bytes; set TMPDIR"
             )
 
+    def create(self) -> "RuntimeDir":
+        """Until it is locked, a starting neighbour may take it for an abandoned one; then another is made."""
+        parent = self.path.parent
+        _remove_abandoned(parent)
+        while True:
+            self.path.mkdir(mode=0o700)
+            self._lock_fd = lock_for_use(self.path)
+            if self._lock_fd is not None and self.path.exists():
+                return self
+            self._unlock()
+            self.path = _new_path(parent)
+
     def remove(self) -> None:
-        _remove_sockets(self.path)
-        os.close(self._lock_fd)
+        """Idempotent, and right for one that was not created."""
+        if self.path.exists():
+            _remove_sockets(self.path)
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
 
     def __enter__(self) -> "RuntimeDir":
-        return self
+        return self.create()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.remove()
+
+
+def _new_path(parent: Path) -> Path:
+    return parent / f"{_PREFIX}{secrets.token_hex(4)}"
 
 
 def _find_parent() -> Path:
@@ -54,18 +79,6 @@ def _find_parent() -> Path:
     if xdg and os.access(xdg, os.W_OK | os.X_OK):
         return Path(xdg)
     return Path(tempfile.gettempdir())
-
-
-def _create_locked(parent: Path) -> tuple[Path, int]:
-    """Until it is locked, a starting neighbour may take our new folder for an abandoned one; then make another."""
-    while True:
-        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        fd = lock_for_use(path)
-        if fd is None:
-            continue
-        if path.exists():
-            return path, fd
-        os.close(fd)
 
 
 def _remove_abandoned(parent: Path) -> None:

@@ -39,7 +39,7 @@ class Sender:
 
     def __init__(self, rank: int, heads: range, whole: ShardMemory, taken: set[int], mode: Mode) -> None:
         num_bytes = NUM_BLOCKS * len(heads) * HEAD_BYTES
-        self.segment = SharedSegment(num_bytes) if mode == "shm" else None
+        self.segment = SharedSegment(num_bytes).create() if mode == "shm" else None
         memory = self.segment.memory if self.segment else memoryview(bytearray(num_bytes))
         self.memory = ShardMemory(memory, heads, HEAD_BYTES)
         for block_id in range(NUM_BLOCKS):

@@ -91,7 +91,7 @@ class Rig:
         self.mode: Mode = mode
         self.events = Events()
         num_bytes = NUM_BLOCKS * BLOCK_BYTES
-        self.segment = SharedSegment(num_bytes) if mode == "shm" else None
+        self.segment = SharedSegment(num_bytes).create() if mode == "shm" else None
         self.sent = self.segment.memory if self.segment else memoryview(bytearray(num_bytes))
         self.sent[:] = random.Random(0).randbytes(num_bytes)
         self.registered = RegisteredMemory(self.sent) if mode == "nixl" else None

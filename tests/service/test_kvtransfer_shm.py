@@ -15,6 +15,8 @@ from common.kv_source import KVSource
 from common.wire import KVBlocks
 from kvtransfer.route import Mode, choose_route
 from kvtransfer.shm import DIRECTORY, HEADER_BYTES, PREFIX, SharedSegment, ShmRoute, remove_dead_segments
+from prefill.__main__ import CacheMemory
+from tests.interrupts import interrupted_everywhere
 from tests.service.kv_rig import BLOCK_BYTES, LAYOUT, NUM_BLOCKS, Rig, key, with_shard
 
 HEADS = range(LAYOUT.num_kv_heads)
@@ -90,7 +92,7 @@ def test_a_receiver_cannot_write_into_the_segment(rig: Rig) -> None:
 
 
 def test_a_segment_is_zeroed_aligned_and_gone_after_close() -> None:
-    segment = SharedSegment(3 * BLOCK_BYTES)
+    segment = SharedSegment(3 * BLOCK_BYTES).create()
     assert segment.name in segment_names()
     assert (DIRECTORY / segment.name).stat().st_size == HEADER_BYTES + 3 * BLOCK_BYTES
     assert segment.memory.nbytes == 3 * BLOCK_BYTES
@@ -105,18 +107,26 @@ def test_a_cache_larger_than_shared_memory_is_an_error_and_leaves_nothing() -> N
     before = segment_names(), len(os.listdir("/proc/self/fd"))
     file_system = os.statvfs(DIRECTORY)
     with pytest.raises(ConfigError, match="cannot hold a KV cache of"):
-        SharedSegment(2 * file_system.f_frsize * file_system.f_blocks)
+        SharedSegment(2 * file_system.f_frsize * file_system.f_blocks).create()
     assert (segment_names(), len(os.listdir("/proc/self/fd"))) == before
+
+
+def test_a_start_that_a_signal_ends_anywhere_leaves_no_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtransfer.shm.DIRECTORY", tmp_path)
+    for num_instructions in interrupted_everywhere(lambda undo: CacheMemory("shm", undo).allocate(BLOCK_BYTES)):
+        assert list(tmp_path.iterdir()) == [], f"after {num_instructions} instructions"
+    assert num_instructions > 100
 
 
 def test_without_shared_memory_creating_a_segment_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtransfer.shm.DIRECTORY", tmp_path / "none")
     with pytest.raises(ConfigError, match="cannot create shared memory"):
-        SharedSegment(10)
+        SharedSegment(10).create()
 
 
 def test_only_segments_of_dead_owners_are_removed(rig: Rig) -> None:
-    code = "import os; from kvtransfer.shm import SharedSegment; print(SharedSegment(10).name, flush=True); os._exit(0)"
+    create = "from kvtransfer.shm import SharedSegment; print(SharedSegment(10).create().name, flush=True)"
+    code = f"import os; {create}; os._exit(0)"
     root = Path(__file__).parents[2]
     dead = subprocess.run(
         [sys.executable, "-c", code], cwd=root, check=True, capture_output=True, text=True
@@ -132,7 +142,7 @@ def test_only_segments_of_dead_owners_are_removed(rig: Rig) -> None:
 
 
 def test_a_receiver_keeps_what_it_mapped_when_the_sender_is_killed() -> None:
-    segment = SharedSegment(BLOCK_BYTES)
+    segment = SharedSegment(BLOCK_BYTES).create()
     segment.memory[:] = bytes([7]) * BLOCK_BYTES
     rig = Rig("tcp")
     try:

@@ -1,12 +1,14 @@
 """The folder for sockets: private, short, and swept of what dead owners left."""
 
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from common.errors import ConfigError
 from common.supervisor.runtime_dir import RuntimeDir
+from tests.interrupts import interrupted_everywhere
 
 
 def leave_socket(path: Path) -> None:
@@ -51,3 +53,15 @@ def test_a_path_too_long_for_sockets_is_refused(parent: Path) -> None:
     with pytest.raises(ConfigError, match="wanted a path of at most 80 bytes"):
         RuntimeDir(deep)
     assert list(deep.iterdir()) == []
+
+
+@pytest.mark.filterwarnings("ignore:unclosed scandir iterator")  # the library's own, ended like all else
+def test_a_start_that_a_signal_ends_anywhere_leaves_no_folder(parent: Path) -> None:
+    def make(undo: ExitStack) -> None:
+        runtime_dir = RuntimeDir(parent)
+        undo.callback(runtime_dir.remove)
+        runtime_dir.create()
+
+    for num_instructions in interrupted_everywhere(make):
+        assert list(parent.iterdir()) == [], f"after {num_instructions} instructions"
+    assert num_instructions > 100
