@@ -195,6 +195,9 @@ class ComposedOps:
     def scatter_blocks(self, staging: Tensor, blocks: Tensor, block_ids: Tensor, first_head: int) -> None:
         self.small.scatter_blocks(staging, blocks, block_ids, first_head)
 
+    def allow_binding(self) -> None:
+        pass
+
     def claim_cores(self) -> None:
         pass
 

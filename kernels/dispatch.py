@@ -80,6 +80,10 @@ class Ops(Protocol):
         """See kernels/staging.py."""
         ...
 
+    def allow_binding(self) -> None:
+        """The threads that compute, the caller's among them, may be bound to cores from now on."""
+        ...
+
     def claim_cores(self) -> None:
         """A step follows soon: whoever has cores of ours on loan is to be off them by then."""
         ...

@@ -51,6 +51,10 @@ class GroupRunner:
             for index, block_id in enumerate(sealed)
         }
 
+    def allow_binding(self) -> None:
+        """Ours; the other ranks see to theirs."""
+        self._runner.allow_binding()
+
     def claim_cores(self) -> None:
         self._is_resting = False
         self._group.log(Claim())

@@ -113,6 +113,7 @@ def run_rank(
         with closing(make_transfer(part, channel.send)) as transfer:
             watch.is_healthy = lambda: transfer.is_alive
             channel.send(Ready(transfer.shard))
+            part.own.runner.allow_binding()
             return _replay(channel, part.own, transfer, watch)
     except GroupBroken as error:
         logger.info("the group is broken: %s", error)

@@ -86,6 +86,10 @@ class ModelRunner:
         """Totals for /metrics. Any thread may ask."""
         return {"helped_tasks": float(self.ops.num_helped)}
 
+    def allow_binding(self) -> None:
+        """From now on this thread may be bound to a core, and whoever it starts with it."""
+        self.ops.allow_binding()
+
     def claim_cores(self) -> None:
         self.ops.claim_cores()
 

@@ -219,6 +219,7 @@ def run_until_stopped(
     if channel:
         channel.ready()
     logger.info("ready at %s", links.address)
+    engine.runner.allow_binding()  # all threads have been started
     try:
         loop.run()
     finally:

@@ -144,7 +144,7 @@ def load_library(level: str) -> ctypes.CDLL:
         (*[c_void_p] * 2, c_int64, *[c_void_p] * 2),
         c_int32,
     )
-    for name in ("delete", "claim", "begin", "rest"):
+    for name in ("delete", "allow_binding", "claim", "begin", "rest"):
         function = getattr(library, f"baton_{name}")
         function.argtypes, function.restype = (c_void_p,), None
     return library

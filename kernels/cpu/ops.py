@@ -117,6 +117,9 @@ class CpuOps:
     def hidden_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float32
 
+    def allow_binding(self) -> None:
+        self._library.baton_allow_binding(self._worker)
+
     def claim_cores(self) -> None:
         self._library.baton_claim(self._worker)
 

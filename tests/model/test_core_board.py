@@ -1,9 +1,11 @@
 """Workers of one host meet in a folder: places, homes, and what becomes of a worker that is gone."""
 
+import os
 import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -130,6 +132,7 @@ class Worker:
     def __init__(self, cores: Cores) -> None:
         random = Random(torch.bfloat16)
         weights = MLPWeights(random.norm(576), random.linear(3072, 576), random.linear(576, 1536))
+        self.board = cores.board
         self.ops = CpuOps(torch.bfloat16, 64, 16, cores)
         self._mlp = self.ops.mlp(weights)
         self._x, self._residual = torch.zeros(2, 512, 576)
@@ -210,3 +213,59 @@ def test_static_cores_are_not_lent() -> None:
 def test_a_worker_alone_uses_all_cores_even_without_borrowing() -> None:
     cores = private_cores(2)
     Worker(Cores(cores.board, 2, 0, borrows=False)).step_until_helped()
+
+
+@pytest.fixture
+def two_cpus() -> Iterator[list[int]]:
+    """Those that this thread, and the ones that it starts, may run on meanwhile."""
+    before = os.sched_getaffinity(0)
+    if len(before) < 2:
+        pytest.skip("one CPU")
+    cpus = sorted(before)[:2]
+    os.sched_setaffinity(0, cpus)
+    yield cpus
+    os.sched_setaffinity(0, before)
+
+
+def threads_bound_to(cpu: int) -> int:
+    masks = (os.sched_getaffinity(int(task.name)) for task in Path("/proc/self/task").iterdir())
+    return sum(mask == {cpu} for mask in masks)
+
+
+def test_threads_stay_on_their_cores_while_each_worker_has_one(two_cpus: list[int]) -> None:
+    first, second = two_workers(borrows=True)
+    second.step()
+    assert os.sched_getaffinity(0) == set(two_cpus)
+    second.ops.allow_binding()
+    second.step()
+    assert os.sched_getaffinity(0) == {two_cpus[1]}
+    second.step_until_helped()
+    assert threads_bound_to(two_cpus[0]) == 1
+    second.ops.rest()
+    assert os.sched_getaffinity(0) == {two_cpus[1]}
+    first.step()
+    write_homes(second.board, 2, [1])  # the first one is gone
+    second.step()
+    assert os.sched_getaffinity(0) == set(two_cpus)
+    while threads_bound_to(two_cpus[0]):  # helpers notice it when they next look for work
+        second.step()
+
+
+@pytest.mark.parametrize("workers", [[0], [0, 1, 2]], ids=["alone", "more workers than cores"])
+def test_threads_go_where_they_can_where_cores_are_not_dealt_out_evenly(
+    two_cpus: list[int], workers: list[int]
+) -> None:
+    worker, _ = two_workers(borrows=True)
+    worker.ops.allow_binding()
+    write_homes(worker.board, 2, workers)
+    worker.step_until_helped()
+    assert os.sched_getaffinity(0) == set(two_cpus)
+
+
+def test_threads_are_not_bound_to_cores_that_are_only_a_number_of_them(two_cpus: list[int]) -> None:
+    board = private_cores(3).board
+    write_homes(board, 3, [0, 1])
+    worker = Worker(Cores(board, 3, 1))
+    worker.ops.allow_binding()
+    worker.step()
+    assert os.sched_getaffinity(0) == set(two_cpus)

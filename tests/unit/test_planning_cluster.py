@@ -9,6 +9,7 @@ from bench.planning.cluster import Cluster
 from bench.planning.costs import HANDOFF_FEATURES, Fit
 from bench.planning.deployment import Pools
 from bench.workload import Load, RequestSpec
+from common.engine.pacing import AIM
 from common.wire import Role
 from tests.unit.planning_rig import LINK_S, plan_of, step_costs, worker_model
 
@@ -108,7 +109,7 @@ def test_equal_seeds_give_equal_times() -> None:
 def test_workers_of_one_host_slow_each_other_down_and_decode_steps_are_paced() -> None:
     """While the long prompt of the second request runs, steps take twice as long, and begin 30 ms after the last."""
     slow = step_costs(prompt=(0, 0.002, 0), decode=(0.02, 0, 0, 0))
-    model = worker_model(shared_steps=slow, itl_target_s=0.03)
+    model = worker_model(shared_steps=slow, itl_target_s=0.03 / AIM)
     requests = [RequestSpec(0, 4, 40), RequestSpec(1, 300, 1, recorded_at_s=0.1)]
     stream, prompt = Cluster(Pools(1, 1), model, 0).run(plan_of(requests, Load("trace", 1.0)))
     gaps_s = stream.gaps_s()

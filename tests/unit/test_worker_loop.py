@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from common.engine.gateway_watch import GatewayWatch
+from common.engine.pacing import AIM
 from common.engine.step import StepPlan, StepResult
 from common.engine.turn import Turn
 from common.engine.worker import GATEWAY_TIMEOUT_S
@@ -226,7 +227,7 @@ def test_what_is_left_after_the_drain_timeout_is_given_up() -> None:
 
 
 def test_cores_on_loan_between_paced_steps_are_claimed_back_shortly_before_the_next_one() -> None:
-    rig = Rig(itl_target_s=0.1)
+    rig = Rig(itl_target_s=0.1 / AIM)
     rig.runner.do_others_want = True
     rig.inbox.put(Received(GATEWAY, prompt("a", length=200)))
     for step in range(3):
@@ -252,7 +253,7 @@ def test_without_pacing_no_cores_are_lent_between_steps() -> None:
 
 
 def test_a_paced_step_begins_as_soon_as_nobody_wants_the_cores_any_more() -> None:
-    rig = Rig(itl_target_s=0.1)
+    rig = Rig(itl_target_s=0.1 / AIM)
     rig.runner.do_others_want = True
     rig.inbox.put(Received(GATEWAY, prompt("a", length=200)))
     assert rig.loop.turn(wait=False)

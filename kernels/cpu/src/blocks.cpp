@@ -108,6 +108,7 @@ Worker* baton_worker(Core* cores, int num_cores, int worker, int borrows) {
     return new Worker(cores, num_cores, worker, borrows);
 }
 void baton_delete(Worker* worker) { delete worker; }
+void baton_allow_binding(Worker* worker) { worker->pool.allow_binding(); }
 void baton_claim(Worker* worker) { worker->pool.claim(); }
 void baton_begin(Worker* worker) { worker->pool.begin(); }
 void baton_rest(Worker* worker) { worker->pool.rest(); }

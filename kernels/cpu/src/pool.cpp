@@ -48,6 +48,23 @@ void Pool::claim() {
         if (!(cores_[core].wanted.load(std::memory_order_relaxed) & bit_)) cores_[core].wanted.fetch_or(bit_);
     }
     own_.store(std::max(own, 0), std::memory_order_relaxed);
+    // A worker that wakes up on another's core puts that one's step off, and leaves its own to whoever borrowed it.
+    bool binds = may_bind_ && cpus_.size() == num_cores_ && own >= 0 && is_at_home_alone(own);
+    binds_helpers_.store(binds, std::memory_order_relaxed);
+    bind_caller(binds ? own : -1);
+}
+
+// Whether there are other workers, but none at home here.
+bool Pool::is_at_home_alone(int core) const {
+    uint64_t all = 0;
+    for (int i = 0; i < num_cores_; i++) all |= cores_[i].homes.load(std::memory_order_relaxed);
+    return all != bit_ && cores_[core].homes.load(std::memory_order_relaxed) == bit_;
+}
+
+void Pool::bind_caller(int core) {
+    if (core == caller_bound_to_) return;
+    cpus_.bind(core);
+    caller_bound_to_ = core;
 }
 
 void Pool::begin() {
@@ -151,7 +168,12 @@ void Pool::sleep(int core, uint32_t until, std::atomic<int>& num_asleep, int64_t
 void Pool::help(int core) {
     uint32_t epoch = epoch_.load();
     int64_t last_task = now_ns();
+    bool is_bound = false;
     while (!is_closing_) {
+        if (is_bound != binds_helpers_.load(std::memory_order_relaxed)) {
+            is_bound = !is_bound;
+            cpus_.bind(is_bound ? core : -1);
+        }
         if (core == own_.load(std::memory_order_relaxed)) {
             wait_while(parked_, 0, PARKED_NS, Among::Threads);
         } else if (is_resting_.load(std::memory_order_relaxed) && epoch_.load() == epoch &&

@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "cpu_set.h"
+
 // A task that reads less is not worth sharing: a few microseconds, as long as it takes to tell another core of it.
 constexpr int64_t MIN_TASK_BYTES = 1 << 16;
 
@@ -30,6 +32,9 @@ public:
     Pool(Core* cores, int num_cores, int worker, bool borrows);
     ~Pool();
 
+    // From now on the thread that claims and begins, and the helpers, may be bound to the cores that they stand for.
+    // Threads that it starts later are bound where it is.
+    void allow_binding() { may_bind_ = true; }
     // A step follows soon: our home cores are wanted.
     void claim();
     // A step begins: our home cores are wanted, and helpers wake up.
@@ -57,6 +62,8 @@ public:
 private:
     typedef void (*Call)(const void* context, int index);
 
+    bool is_at_home_alone(int core) const;
+    void bind_caller(int core);
     void run_phase(int num_tasks, Call call, const void* context);
     void await_helpers(int num_tasks);
     bool take();
@@ -71,6 +78,10 @@ private:
     uint32_t tenant_;
     bool borrows_;
     std::atomic<int> own_{0};  // the core that the caller stands for, its first home: no helper runs there
+    CpuSet cpus_;                          // of the process; core i is the i-th, where there are as many
+    bool may_bind_ = false;
+    int caller_bound_to_ = -1;             // a core, or -1: all
+    std::atomic<bool> binds_helpers_{false};
     int64_t alone_until_ns_ = 0;  // the caller runs phases without helpers until then
     std::vector<std::thread> helpers_;
 
