@@ -13,8 +13,8 @@ from collections import deque
 
 AIM = 5 / 6
 """Of the target that lies between the starts of two steps. Four streams beside long prompts, target 30 ms, two cores of
-Zen 4: with 1 the 99th percentile of the time between tokens was 43, 46, 70 ms, with 5/6 it was 34, 38, 41; what the
-prompts lost was within the noise (docs/performance.md)."""
+Zen 4, three runs each: with 1 the 99th percentile of the time between tokens was 38, 40 and 47 ms, with 5/6 34, 38 and
+41. What prompts lost was within the noise (docs/performance.md)."""
 
 RELIEF = 4.0
 """What the time between steps grows by for each second that a step takes longer than that."""
