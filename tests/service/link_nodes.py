@@ -144,7 +144,8 @@ class Relay:
         self._target = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._sockets: list[socket.socket] = []
+        self._lock = threading.Lock()
+        self._sockets: list[socket.socket] = []  # guarded by _lock
         self._threads: list[threading.Thread] = []
         self._swallowed: set[socket.socket] = set()
         self.num_swallowed = threading.Semaphore(0)
@@ -152,13 +153,15 @@ class Relay:
 
     def swallow(self) -> None:
         """What comes from clients connected now goes nowhere; `num_swallowed` is released for each piece."""
-        self._swallowed.update(self._sockets)
+        with self._lock:
+            self._swallowed.update(self._sockets)
 
     def cut(self) -> None:
         """Break every connection. New ones are relayed faithfully."""
-        for connection in self._sockets:
+        with self._lock:
+            connections, self._sockets = self._sockets, []
+        for connection in connections:
             shut(connection)
-        self._sockets.clear()
 
     def close(self) -> None:
         shut(self._listener)
@@ -178,7 +181,8 @@ class Relay:
                 server = socket.create_connection(self._target)
             except OSError:
                 return  # closed
-            self._sockets += [client, server]
+            with self._lock:
+                self._sockets += [client, server]
             self._start(lambda source=client, sink=server: self._pump(source, sink, True))
             self._start(lambda source=server, sink=client: self._pump(source, sink, False))
 
