@@ -61,7 +61,11 @@ class RuntimeDir:
             self._lock_fd = None
 
     def __enter__(self) -> "RuntimeDir":
-        return self.create()
+        try:
+            return self.create()
+        except BaseException:  # a folder that cannot be locked, or Ctrl-C
+            self.remove()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

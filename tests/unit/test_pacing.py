@@ -24,7 +24,7 @@ def test_without_a_target_nothing_is_paced() -> None:
 
 
 def test_steps_that_hold_the_target_begin_a_little_closer_together_than_it() -> None:
-    assert starts(Pacer(0.03 / AIM), [0.01, 0.02, 0.03]) == pytest.approx([0.03, 0.03, 0.03])
+    assert starts(Pacer(0.036), [0.01, 0.02, 0.03]) == pytest.approx([0.03, 0.03, 0.03])
 
 
 def test_steps_that_cannot_hold_it_leave_the_cores_to_prompts_the_longer_the_later_they_are() -> None:

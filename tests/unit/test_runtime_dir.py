@@ -65,3 +65,13 @@ def test_a_start_that_a_signal_ends_anywhere_leaves_no_folder(parent: Path) -> N
     for num_instructions in interrupted_everywhere(make):
         assert list(parent.iterdir()) == [], f"after {num_instructions} instructions"
     assert num_instructions > 100
+
+
+def test_a_folder_on_a_file_system_without_locks_does_not_stay(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(path: Path) -> int:
+        raise OSError(f"no locks for {path}")
+
+    monkeypatch.setattr("common.supervisor.runtime_dir.lock_for_use", no_locks)
+    with pytest.raises(OSError, match="no locks"), RuntimeDir(parent):
+        pass
+    assert list(parent.iterdir()) == []
