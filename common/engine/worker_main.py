@@ -25,6 +25,7 @@ from common.engine.stop_signals import call_on_stop
 from common.engine.worker import WorkerIdentity
 from common.engine.worker_group import WorkerGroup
 from common.engine.worker_loop import Stop, WorkerLoop
+from common.errors import ConfigError
 from common.gateway_finder import GatewayFinder
 from common.hang import hangs_after_s
 from common.ids import BlockId, PeerId, RequestId, SequenceKey
@@ -104,6 +105,7 @@ def load_engine(
     Raises: ConfigError, ModelError; entering the context also GroupFailed.
     """
     worker = command.worker
+    _check_alive_file(worker.alive_file)
     plan = plan_model(command.model, worker)
     num_blocks = size_cache(plan, worker.kv_cache_memory)
     return start_engine(plan, num_blocks, role, command, allocate, channel)
@@ -151,6 +153,17 @@ def start_engine(
         transfers = group.wait_until_ready()
         warm_up_s = _warm_up(runner, plan, own.cache.num_blocks)
         yield Engine(peer, name, plan, own, runner, warm_up_s, alive_file, group, transfers)
+
+
+def _check_alive_file(path: str) -> None:
+    """Whether it can be written; that of a life before does not make this one healthy. Raises: ConfigError."""
+    if not path:
+        return
+    try:
+        Path(path).touch()
+        Path(path).unlink()
+    except OSError as error:
+        raise ConfigError(f"alive_file must be a file that can be written, got {path}: {error.strerror}") from error
 
 
 def _no_progress(what: str, fraction: float | None = None) -> None:
@@ -210,6 +223,7 @@ def run_until_stopped(
     When the loop hangs, the process ends here.
     """
     call_on_stop(lambda: inbox.put(Stop()))
+    engine.on_tick()  # healthy before anybody hears of it
     links.start()
     finder = GatewayFinder(options.gateway, links.connect, links.disconnect)
     finder.start()

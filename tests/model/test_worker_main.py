@@ -1,19 +1,26 @@
 """How a worker sizes and allocates its cache: what it cannot have is the operator's error, named with both sizes."""
 
+import signal
+from queue import SimpleQueue
+from unittest.mock import Mock
+
 import pytest
 
 from common.config import ModelOptions, PrefillCommand, WorkerOptions
 from common.engine.loading import plan_model, size_cache
-from common.engine.worker_main import load_engine
+from common.engine.stop_signals import STOP_SIGNALS
+from common.engine.worker_loop import WorkerLoop
+from common.engine.worker_main import load_engine, run_until_stopped
 from common.errors import ConfigError
 from common.flag_values import ByteSize
+from common.links import Links
 from common.machine import num_free_bytes
 from common.wire import Role
 from tests.model.tiny_models import save
 
 
-def load(model, *, kv_cache_memory=20_000_000, max_model_len=0, allocate=lambda num_bytes: None):
-    worker = WorkerOptions(kv_cache_memory=ByteSize(kv_cache_memory), cores=1)
+def load(model, *, kv_cache_memory=20_000_000, max_model_len=0, allocate=lambda num_bytes: None, alive_file=""):
+    worker = WorkerOptions(kv_cache_memory=ByteSize(kv_cache_memory), cores=1, alive_file=str(alive_file))
     command = PrefillCommand(model=ModelOptions(model=str(model), max_model_len=max_model_len), worker=worker)
     with load_engine(Role.PREFILL, command, None, allocate) as engine:
         return engine
@@ -52,6 +59,39 @@ def test_a_worker_knows_what_its_model_can_compute(model):
     engine = load(model, max_model_len=100)
     identity = engine.identity("tcp://here:1")
     assert (identity.vocab_size, identity.max_context) == (257, 100)
+
+
+def test_an_alive_file_that_cannot_be_written_is_refused_before_anything_is_allocated(model, tmp_path):
+    def allocate(num_bytes):
+        raise AssertionError("it is never ready")
+
+    for path in (tmp_path / "nowhere" / "alive", tmp_path):
+        with pytest.raises(ConfigError, match=f"alive_file must be a file that can be written, got {path}"):
+            load(model, alive_file=path, allocate=allocate)
+
+
+@pytest.fixture
+def same_handlers_afterwards():
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("same_handlers_afterwards")
+def test_a_worker_looks_healthy_from_when_it_is_heard_of_and_not_before(model, tmp_path):
+    class Heard(Exception):
+        pass
+
+    alive_file = tmp_path / "alive"
+    alive_file.touch()  # of the life before
+    engine = load(model, alive_file=alive_file)
+    assert not alive_file.exists()
+    links = Mock(spec=Links)
+    links.start.side_effect = Heard
+    with pytest.raises(Heard):
+        run_until_stopped(Mock(spec=WorkerLoop), links, SimpleQueue(), engine, WorkerOptions(), None)
+    assert alive_file.exists()
 
 
 def test_the_cache_has_as_many_whole_blocks_as_fit(model):
