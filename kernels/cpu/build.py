@@ -19,7 +19,7 @@ UNITS = ("blocks.cpp", "pool.cpp")
 
 _AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
-_AVX512_BF16 = (*_AVX512, "-mavx512bf16")
+_AVX512_BF16 = (*_AVX512, "-mavx512bf16", "-mavx512vnni")
 LEVELS: dict[str, tuple[str, ...]] = {
     "amx": (*_AVX512_BF16, "-mamx-tile", "-mamx-bf16"),
     "avx512_bf16": _AVX512_BF16,
@@ -30,8 +30,8 @@ LEVELS: dict[str, tuple[str, ...]] = {
 """Compiler flags of each instruction level, best first. portable is what every CPU of the architecture has."""
 
 _CPU_FLAGS = {
-    "amx": {"avx512f", "avx512_bf16", "amx_tile", "amx_bf16"},
-    "avx512_bf16": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"},
+    "amx": {"avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16"},
+    "avx512_bf16": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni"},
     "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
     "avx2": {"avx2", "fma", "f16c", "bmi2"},
     "portable": set[str](),

@@ -280,7 +280,7 @@ def make_quantised(out_size: int, in_size: int, quantization: str) -> tuple[Tens
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 40])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 16, 40])
 @pytest.mark.parametrize(("hidden", "size"), [(75, 33), (576, 1536)])
 def test_a_quantised_mlp_is_the_reference_of_rounded_weights(
     hidden: int, size: int, num_rows: int, level: str, quantization: str
@@ -296,6 +296,41 @@ def test_a_quantised_mlp_is_the_reference_of_rounded_weights(
     wanted, _ = ComposedMLP(exact)(x.clone(), residual.clone())
     got, _ = ops.mlp(weights)(x.clone(), residual.clone())
     assert_close(got, wanted, torch.bfloat16)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("num_rows", [1, 3, 4, 15, 16])
+def test_few_rows_are_rounded_to_bfloat16_and_no_further(
+    num_rows: int, level: str, quantization: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight bits for inputs would be 0.006 off, and weights in bfloat16 0.002."""
+    if num_rows > 4 and level != "avx512_bf16":
+        pytest.skip("panels are expanded to bfloat16 there")
+    hidden, size = 608, 1000
+    weight, rounded = make_quantised(size, hidden, quantization)
+    ops = CpuOps(torch.bfloat16, 64, BLOCK_SIZE, private_cores(2), quantization=quantization, level=level)
+    monkeypatch.setattr(ops, "pack_head", ops.pack)
+    head = ops.head(NormWeight(torch.ones(hidden), 0.0), LinearWeight(weight))
+    x = torch.randn(num_rows, hidden, generator=torch.Generator().manual_seed(3))
+    x[:, 7] *= 30  # beside it, the others of its group are small
+    x[0, 64:96] = 0
+    normed = (x / x.pow(2).mean(1, keepdim=True).sqrt()).bfloat16()
+    wanted = normed.double() @ rounded.double().T
+    assert (head(x, torch.zeros_like(x)) - wanted).pow(2).mean().sqrt() < 3e-4 * wanted.pow(2).mean().sqrt()
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_a_broken_row_stays_broken_and_alone(broken: float, level: str, quantization: str) -> None:
+    ops = CpuOps(torch.bfloat16, 64, BLOCK_SIZE, private_cores(2), quantization=quantization, level=level)
+    head = ops.head(NormWeight(torch.ones(64), 1e-5), LinearWeight(torch.ones(48, 64)))
+    x = torch.ones(3, 64)
+    x[1, 5] = broken
+    logits = head(x, torch.zeros_like(x))
+    assert logits[[0, 2]].isfinite().all()
+    assert not logits[1].isfinite().any()
 
 
 def test_quantised_weights_need_bfloat16() -> None:
