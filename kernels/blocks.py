@@ -74,7 +74,7 @@ class Embedding(Protocol):
     """Hidden states of tokens before the first layer."""
 
     def __call__(self, token_ids: Tensor) -> Tensor:
-        """token_ids: [num_tokens]. Returns [num_tokens, hidden_size] in the weights' dtype."""
+        """token_ids: [num_tokens] int64. Returns [num_tokens, hidden_size], in the weights' dtype or fp32."""
         ...
 
 

@@ -2,17 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from common.engine.step import ScheduledSequence, StepPlan
 from kernels.token_rows import DecodeRows, PrefillRows, TokenRows
-
-IntArray = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,58 +56,61 @@ def _all_to(device: torch.device, *tensors: Tensor) -> list[Tensor]:
 
 
 def build_batch(plan: StepPlan, block_size: int) -> Batch:
-    """Lay out the plan's sequences. Every one has at least one token, and blocks for all of its context."""
+    """Lay out the plan's sequences. Every one has at least one token, and blocks for all of its context.
+
+    In lists, and in few arrays at the end: in a step of decode a call of NumPy or PyTorch takes some 10 us, since what
+    it needs has left the core's caches.
+    """
     single = [sequence for sequence in plan.sequences if len(sequence.token_ids) == 1]
-    several = [sequence for sequence in plan.sequences if len(sequence.token_ids) != 1]
-    sequences = single + several
-    lens = np.array([len(sequence.token_ids) for sequence in sequences], dtype=np.int64)
-    assert lens.all(), "a scheduled sequence must have tokens"
-    starts = np.array([sequence.start for sequence in sequences], dtype=np.int64)
-    ends = np.cumsum(lens)
-    num_tokens = int(lens.sum())
-    block_tables = _block_tables(sequences, starts + lens, block_size)
-    # For every row, which sequence it is of, and its position there.
-    row_sequences = np.repeat(np.arange(len(sequences)), lens)
-    positions = np.arange(num_tokens) + np.repeat(starts - (ends - lens), lens)
-    slots = block_tables[row_sequences, positions // block_size].astype(np.int64) * block_size + positions % block_size
-    is_sampled = np.array([sequence.sampling is not None for sequence in sequences], dtype=bool)
-    token_ids = chain.from_iterable(sequence.token_ids for sequence in sequences)
+    sequences = single + [sequence for sequence in plan.sequences if len(sequence.token_ids) != 1]
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    sampled_rows: list[int] = []
+    for sequence in sequences:
+        end = sequence.start + len(sequence.token_ids)
+        token_ids += sequence.token_ids
+        positions += range(sequence.start, end)
+        for block in range(sequence.start // block_size, -(-end // block_size)):
+            first = sequence.block_table[block] * block_size - block * block_size
+            slots += range(first + max(sequence.start, block * block_size), first + min(end, (block + 1) * block_size))
+        if sequence.sampling is not None:
+            sampled_rows.append(len(token_ids) - 1)
+    input_ids, row_positions, slot_mapping = torch.from_numpy(
+        np.array((token_ids, positions, slots), np.int64)
+    ).unbind()
     return Batch(
-        input_ids=torch.from_numpy(np.fromiter(token_ids, dtype=np.int64, count=num_tokens)),
+        input_ids=input_ids,
         rows=TokenRows(
-            positions=torch.from_numpy(positions),
-            slot_mapping=torch.from_numpy(slots),
+            positions=row_positions,
+            slot_mapping=slot_mapping,
             num_decode_rows=len(single),
-            decode=_decode_rows(block_tables[: len(single)], starts[: len(single)]),
-            prefill=_prefill_rows(block_tables[len(single) :], starts[len(single) :], lens[len(single) :]),
+            decode=DecodeRows(*_tables_and_lens(single, block_size)) if single else None,
+            prefill=_prefill_rows(sequences[len(single) :], block_size),
         ),
-        sampled_rows=torch.from_numpy(ends[is_sampled] - 1),
+        sampled_rows=torch.from_numpy(np.array(sampled_rows, np.int64)),
         sampled=tuple(sequence for sequence in sequences if sequence.sampling is not None),
     )
 
 
-def _block_tables(sequences: Sequence[ScheduledSequence], context_lens: IntArray, block_size: int) -> IntArray:
-    """[num_seqs, max_blocks] int32, zero past each sequence's last block."""
-    num_blocks = -(-context_lens // block_size)
-    tables = np.zeros((len(sequences), int(num_blocks.max(initial=0))), dtype=np.int32)
-    for table, sequence, count in zip(tables, sequences, num_blocks.tolist(), strict=True):
+def _prefill_rows(sequences: Sequence[ScheduledSequence], block_size: int) -> PrefillRows | None:
+    if not sequences:
+        return None
+    lens = [len(sequence.token_ids) for sequence in sequences]
+    return PrefillRows(_int32([0, *accumulate(lens)]), max(lens), *_tables_and_lens(sequences, block_size))
+
+
+def _tables_and_lens(sequences: Sequence[ScheduledSequence], block_size: int) -> tuple[Tensor, Tensor]:
+    """[num_seqs, max_blocks] int32, zero past each sequence's last block; and the lengths of contexts, [num_seqs]."""
+    context_lens = [sequence.start + len(sequence.token_ids) for sequence in sequences]
+    num_blocks = [-(-length // block_size) for length in context_lens]
+    tables = np.zeros((len(sequences), max(num_blocks)), np.int32)
+    for table, sequence, count in zip(tables, sequences, num_blocks, strict=True):
+        assert sequence.token_ids, "a scheduled sequence must have tokens"
         assert len(sequence.block_table) >= count, f"{sequence.key} needs {count} blocks, got {sequence.block_table}"
         table[:count] = sequence.block_table[:count]
-    return tables
+    return torch.from_numpy(tables), _int32(context_lens)
 
 
-def _decode_rows(block_tables: IntArray, starts: IntArray) -> DecodeRows | None:
-    if len(starts) == 0:
-        return None
-    return DecodeRows(*_to_int32(block_tables, starts + 1))
-
-
-def _prefill_rows(block_tables: IntArray, starts: IntArray, lens: IntArray) -> PrefillRows | None:
-    if len(starts) == 0:
-        return None
-    cu_seqlens, tables, context_lens = _to_int32(np.concatenate(([0], np.cumsum(lens))), block_tables, starts + lens)
-    return PrefillRows(cu_seqlens, int(lens.max()), tables, context_lens)
-
-
-def _to_int32(*arrays: IntArray) -> list[Tensor]:
-    return [torch.from_numpy(array.astype(np.int32)) for array in arrays]
+def _int32(values: Sequence[int]) -> Tensor:
+    return torch.from_numpy(np.array(values, np.int32))

@@ -1,5 +1,6 @@
 """From logits and each sequence's sampling parameters to its next token."""
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -69,12 +70,12 @@ def _masks_endings(params: SamplingParams, sequence: ScheduledSequence) -> bool:
 
 
 def _report(token_ids: Tensor, maxima: Tensor) -> tuple[list[int], dict[int, str]]:
-    is_failed = ~maxima.isfinite()
     failed = {
-        row: f"logits must have a finite maximum, got {maxima[row].item()}"
-        for row in is_failed.nonzero().flatten().tolist()
+        row: f"logits must have a finite maximum, got {most}"
+        for row, most in enumerate(maxima.tolist())
+        if not math.isfinite(most)
     }
-    return token_ids.masked_fill(is_failed, -1).tolist(), failed
+    return [-1 if row in failed else token_id for row, token_id in enumerate(token_ids.tolist())], failed
 
 
 def _draws(params: Sequence[SamplingParams], sequences: Sequence[ScheduledSequence], device: torch.device) -> Draws:

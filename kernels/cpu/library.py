@@ -103,6 +103,7 @@ _SIGNATURES = {
     "mlp": (*(c_void_p,) * 5, c_int32),
     "decoder": (c_void_p, c_int32, *(c_void_p,) * 8),
     "norm_linear": (*(c_void_p,) * 6, c_int32),
+    "embedding": (*(c_void_p,) * 4, c_int32, c_int64),
 }
 """Structures go by address: a call then costs 1 us, if all that it needs is in the cache."""
 

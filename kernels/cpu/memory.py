@@ -32,6 +32,24 @@ class HugeMemory:
         return piece.view(shape)
 
 
+class HugeBuffer:
+    """Rows of fp32 that are written anew in every step, in huge pages: rows in small ones are a page apart, and a core
+    knows the places of few pages at a time; and what is allocated anew would be mapped and zeroed first.
+
+    Mutable: the memory, which grows.
+    """
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0)
+
+    def take(self, num_rows: int, size: int) -> Tensor:
+        """[num_rows, size], with whatever was there; what was taken before lies in the same place, or keeps its own."""
+        count = num_rows * size
+        if len(self._memory) < count:
+            self._memory = HugeMemory().zeros((count,), torch.float32)
+        return self._memory[:count].view(num_rows, size)
+
+
 def _map_chunk(num_bytes: int) -> memoryview:
     """Zeroed, and from one border of huge pages to another."""
     size = -(-num_bytes // _HUGE_PAGE) * _HUGE_PAGE

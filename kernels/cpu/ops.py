@@ -24,15 +24,14 @@ from kernels.cpu.library import (
     AttentionStruct,
     BatchStruct,
     CacheStruct,
-    LinearStruct,
     MLPStruct,
     NoNativeOps,
-    NormStruct,
     best_library,
     load_library,
 )
-from kernels.cpu.memory import HugeMemory
-from kernels.cpu.packing import LANES, PackedWeight, alternate, pack, pack_quantised
+from kernels.cpu.memory import HugeBuffer, HugeMemory
+from kernels.cpu.packing import LANES, alternate, pack, pack_quantised
+from kernels.cpu.structs import OwnedLinear, OwnedNorm, addresses, batch_struct, cache_struct
 from kernels.group import Group, GroupBroken
 from kernels.paged_kv import LayerKV
 from kernels.sample import sample
@@ -91,7 +90,7 @@ class CpuOps:
         self._memory = HugeMemory()
         self._rows: TokenRows | None = None
         self._batch = BatchStruct()
-        self._hidden_memory = torch.empty(0)
+        self._hidden_memory = HugeBuffer()
         self._hidden: list[Tensor] = []
         self._phase_ns = (ctypes.c_uint64 * 0)()
 
@@ -102,14 +101,14 @@ class CpuOps:
     def linear_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return dtype if self._quantization == "none" else torch.float32
 
-    def pack(self, weight: Tensor, bias: Tensor | None) -> "OwnedLinear":
+    def pack(self, weight: Tensor, bias: Tensor | None) -> OwnedLinear:
         return self._pack(weight, bias, self._quantization)
 
-    def pack_head(self, weight: Tensor, bias: Tensor | None) -> "OwnedLinear":
+    def pack_head(self, weight: Tensor, bias: Tensor | None) -> OwnedLinear:
         """Never in less than 8 bits: every error of a logit is seen, and GGUF's converters do the same."""
         return self._pack(weight, bias, "none" if self._quantization == "none" else "int8")
 
-    def _pack(self, weight: Tensor, bias: Tensor | None, quantization: str) -> "OwnedLinear":
+    def _pack(self, weight: Tensor, bias: Tensor | None, quantization: str) -> OwnedLinear:
         if quantization == "none":
             return OwnedLinear(pack(weight, bias, self._memory))
         return OwnedLinear(pack_quantised(weight, bias, quantization, self._memory))
@@ -150,7 +149,7 @@ class CpuOps:
     def tied(self, norm: NormWeight, weight: Tensor) -> tuple[Embedding, "CpuHead"]:
         head = CpuHead(self, norm, LinearWeight(weight))
         if self._quantization == "none":
-            return PackedEmbedding(head.weight, weight.shape[1]), head
+            return PackedEmbedding(self, head.linear, weight.shape[1]), head
         return ComposedEmbedding(weight.to(self._dtype)), head
 
     def attention(self, weights: AttentionWeights) -> "CpuAttention":
@@ -183,19 +182,13 @@ class CpuOps:
     def batch_of(self, rows: TokenRows) -> int:
         """The address of the library's form of rows. All layers of a step ask with the same rows."""
         if rows is not self._rows:
-            self._rows, self._batch = rows, _batch_struct(rows)
+            self._rows, self._batch = rows, batch_struct(rows)
         return ctypes.addressof(self._batch)
 
     def hidden(self, num_rows: int, hidden_size: int) -> list[Tensor]:
-        """Hidden states of a step, each [num_rows, hidden_size]: the residual, attention's output, the MLP's.
-
-        In huge pages: rows of small ones are a page apart, and a core knows the places of few pages at a time.
-        """
+        """Hidden states of a step, each [num_rows, hidden_size]: the residual, attention's output, the MLP's."""
         if not self._hidden or self._hidden[0].shape != (num_rows, hidden_size):
-            count = num_rows * hidden_size
-            if len(self._hidden_memory) < 3 * count:
-                self._hidden_memory = HugeMemory().zeros((3 * count,), torch.float32)
-            self._hidden = [piece.view(num_rows, -1) for piece in self._hidden_memory[: 3 * count].split(count)]
+            self._hidden = list(self._hidden_memory.take(3 * num_rows, hidden_size).chunk(3))
         return self._hidden
 
 
@@ -204,7 +197,7 @@ class CpuAttention:
 
     def __init__(self, ops: CpuOps, weights: AttentionWeights) -> None:
         self._ops = ops
-        self._norm = _OwnedNorm(weights.norm)
+        self._norm = OwnedNorm(weights.norm)
         self._qkv = ops.pack(weights.qkv.weight, weights.qkv.bias)
         self._out = ops.pack(weights.out.weight, weights.out.bias)
         self._cos_sin = weights.cos_sin.contiguous()
@@ -235,7 +228,7 @@ class CpuAttention:
     def _cache_of(self, kv: LayerKV) -> int:
         """The address of the library's form of kv: the same one in every step."""
         if kv is not self._kv:
-            self._kv, self._cache = kv, _cache_struct(kv)
+            self._kv, self._cache = kv, cache_struct(kv)
         return ctypes.addressof(self._cache)
 
 
@@ -244,7 +237,7 @@ class CpuMLP:
 
     def __init__(self, ops: CpuOps, weights: MLPWeights) -> None:
         self._ops = ops
-        self._norm = _OwnedNorm(weights.norm)
+        self._norm = OwnedNorm(weights.norm)
         self._gate_up = ops.pack(*alternate(weights.gate_up.weight, weights.gate_up.bias))
         self._down = ops.pack(weights.down.weight, weights.down.bias)
         self._struct = MLPStruct(self._norm.struct, self._gate_up.struct, self._down.struct)
@@ -266,20 +259,21 @@ class CpuDecoder:
         self._ops = ops
         self._group = group
         self._blocks = [(CpuAttention(ops, layer.attention), CpuMLP(ops, layer.mlp)) for layer in layers]
-        self._attention = _addresses([attention.address for attention, _ in self._blocks])
-        self._mlp = _addresses([mlp.address for _, mlp in self._blocks])
+        self._attention = addresses([attention.address for attention, _ in self._blocks])
+        self._mlp = addresses([mlp.address for _, mlp in self._blocks])
         self._run = ops.function("decoder")
         self._layers: Sequence[LayerKV] = ()
         self._caches: list[CacheStruct] = []
-        self._cache_addresses = _addresses([])
+        self._cache_addresses = addresses([])
 
     def __call__(self, x: Tensor, rows: TokenRows, layers: Sequence[LayerKV]) -> tuple[Tensor, Tensor]:
         assert len(layers) == len(self._blocks), f"{len(self._blocks)} layers, the cache has {len(layers)}"
         if layers is not self._layers:
-            self._layers, self._caches = layers, [_cache_struct(kv) for kv in layers]
-            self._cache_addresses = _addresses([ctypes.addressof(cache) for cache in self._caches])
+            self._layers, self._caches = layers, [cache_struct(kv) for kv in layers]
+            self._cache_addresses = addresses([ctypes.addressof(cache) for cache in self._caches])
         residual, attended, out = self._ops.hidden(*x.shape)
-        residual.copy_(x)
+        if x is not residual:
+            residual.copy_(x)
         blocks = len(self._blocks), self._attention, self._mlp, self._cache_addresses
         group = None if self._group is None else self._group.address
         hidden = residual.data_ptr(), attended.data_ptr(), out.data_ptr()
@@ -291,94 +285,35 @@ class CpuDecoder:
 class PackedEmbedding:
     """Reads a token's row out of the panels of the head, so that no second copy of it is kept (57 MB of SmolLM2-135M).
 
-    A row lies in as many cache lines as it has words: 1,024 tokens take 1.1 ms, and 0.5 from rows in one piece (bf16,
-    hidden size 576, one core of a Xeon 6, 2026-12).
+    A row lies in as many cache lines as it has words.
     """
 
-    def __init__(self, weight: PackedWeight, hidden_size: int) -> None:
-        """weight: not quantised."""
-        self._dtype = weight.panels.dtype
-        self._words = weight.panels.view(torch.int32).squeeze(-1)  # [num_panels, words of a row, LANES]
+    def __init__(self, ops: CpuOps, linear: OwnedLinear, hidden_size: int) -> None:
+        """linear: not quantised."""
+        self._ops = ops
+        self._linear = linear
         self._hidden_size = hidden_size
+        self._run = ops.function("embedding")
 
     def __call__(self, token_ids: Tensor) -> Tensor:
-        words = self._words[token_ids // LANES, :, token_ids % LANES]
-        return words.contiguous().view(self._dtype)[:, : self._hidden_size].contiguous()
+        rows = self._ops.hidden(len(token_ids), self._hidden_size)[0]
+        linear = ctypes.addressof(self._linear.struct)
+        self._run(linear, token_ids.data_ptr(), rows.data_ptr(), len(token_ids), self._hidden_size)
+        return rows
 
 
 class CpuHead:
-    """Owns its packed weight."""
+    """Owns its packed weight, `linear`, and the logits, which the next step overwrites."""
 
     def __init__(self, ops: CpuOps, norm: NormWeight, weight: LinearWeight) -> None:
         self._ops = ops  # its worker must live as long as we do
         self._run = ops.function("norm_linear")
-        self._norm = _OwnedNorm(norm)
-        self._linear = ops.pack_head(weight.weight, weight.bias)
-
-    @property
-    def weight(self) -> PackedWeight:
-        return self._linear.packed
+        self._norm = OwnedNorm(norm)
+        self.linear = ops.pack_head(weight.weight, weight.bias)
+        self._logits = HugeBuffer()
 
     def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
-        out = torch.empty(len(residual), self._linear.struct.out_size)
-        weights = ctypes.addressof(self._norm.struct), ctypes.addressof(self._linear.struct)
+        out = self._logits.take(len(residual), self.linear.struct.out_size)
+        weights = ctypes.addressof(self._norm.struct), ctypes.addressof(self.linear.struct)
         self._run(*weights, x.data_ptr(), residual.data_ptr(), out.data_ptr(), len(residual))
         return out
-
-
-class _OwnedNorm:
-    def __init__(self, norm: NormWeight) -> None:
-        self._weight = norm.weight.float().contiguous()
-        self.struct = NormStruct(self._weight.data_ptr(), len(norm.weight), norm.eps)
-
-
-class OwnedLinear:
-    """A packed weight, and the structure that points into it."""
-
-    def __init__(self, packed: PackedWeight) -> None:
-        self.packed = packed
-        self.struct = LinearStruct(
-            packed.panels.data_ptr(),
-            _address(packed.bias),
-            packed.in_size,
-            packed.out_size,
-            packed.format,
-        )
-
-
-def _addresses(values: Sequence[int]) -> "ctypes.Array[ctypes.c_void_p]":
-    return (ctypes.c_void_p * len(values))(*values)
-
-
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
-def _batch_struct(rows: TokenRows) -> BatchStruct:
-    decode, prefill = rows.decode, rows.prefill
-    struct = BatchStruct(
-        len(rows.positions), rows.num_decode_rows, 0, rows.positions.data_ptr(), rows.slot_mapping.data_ptr()
-    )
-    if decode:
-        struct.decode_tables, struct.decode_lens = decode.block_tables.data_ptr(), decode.context_lens.data_ptr()
-        struct.decode_stride = decode.block_tables.stride(0)
-    if prefill:
-        struct.num_prefill = len(prefill.context_lens)
-        struct.prefill_tables, struct.prefill_lens = prefill.block_tables.data_ptr(), prefill.context_lens.data_ptr()
-        struct.cu_seqlens, struct.prefill_stride = prefill.cu_seqlens.data_ptr(), prefill.block_tables.stride(0)
-    return struct
-
-
-def _cache_struct(kv: LayerKV) -> CacheStruct:
-    assert kv.keys[0, 0].is_contiguous(), "a head's keys are one piece"
-    assert kv.values[0, 0].is_contiguous(), "a head's values are one piece"
-    strides = kv.keys.stride()[:2]
-    assert kv.values.stride()[:2] == strides, "keys and values lie alike"
-    return CacheStruct(
-        kv.keys.data_ptr(),
-        *(stride * kv.dtype.itemsize for stride in strides),
-        kv.values.data_ptr() - kv.keys.data_ptr(),
-        kv.num_kv_heads,
-        kv.block_size,
-        kv.head_dim,
-    )

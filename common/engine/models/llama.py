@@ -58,7 +58,9 @@ class Llama:
         rows = batch.sampled_rows
         if len(rows) == 0:
             return x.new_empty(0, self._vocab_size, dtype=torch.float32)
-        return self._head(x[rows], residual[rows])
+        if len(rows) < len(x):
+            x, residual = x[rows], residual[rows]
+        return self._head(x, residual)
 
 
 def load_layer(weights: Weights, name: str, config: ModelConfig, ops: Ops, cos_sin: Tensor) -> LayerWeights:

@@ -47,6 +47,19 @@ bool run_decoder(Worker& worker, int num_layers, const AttentionBlock* const* at
     return true;
 }
 
+// Rows of a packed weight that is not quantised, size: without padding. out: [count, size]
+template <class T>
+void run_embedding(Worker& worker, const Linear& linear, const int64_t* token_ids, float* out, int count,
+                   int64_t size) {
+    constexpr int PAIR = Words<T>::PAIR;
+    run_rows(worker.pool, count, [&](int row) {
+        int64_t panel = token_ids[row] / LANES, lane = token_ids[row] % LANES;
+        const T* from = (const T*)(linear.panels + panel * (linear.in / PAIR) * LANES + lane);
+        for (int64_t i = 0; i < size; i++)
+            out[row * size + i] = to_float(from[i / PAIR * PAIR * LANES + i % PAIR]);
+    });
+}
+
 template <class T>
 void run_head(Worker& worker, const Norm& norm, const Linear& linear, const float* x, float* residual, float* out,
               int count) {
@@ -152,6 +165,14 @@ int baton_decoder_f32(Worker* worker, int num_layers, const AttentionBlock* cons
                       const MlpBlock* const* mlp, const Cache* const* caches, Group* group, const Batch* batch,
                       float* residual, float* attended, float* out) {
     return run_decoder<float>(*worker, num_layers, attention, mlp, caches, group, *batch, residual, attended, out);
+}
+void baton_embedding_bf16(Worker* worker, const Linear* linear, const int64_t* token_ids, float* out, int count,
+                          int64_t size) {
+    run_embedding<bf16>(*worker, *linear, token_ids, out, count, size);
+}
+void baton_embedding_f32(Worker* worker, const Linear* linear, const int64_t* token_ids, float* out, int count,
+                         int64_t size) {
+    run_embedding<float>(*worker, *linear, token_ids, out, count, size);
 }
 void baton_norm_linear_bf16(Worker* worker, const Norm* norm, const Linear* linear, const float* x, float* residual,
                             float* out, int count) {
