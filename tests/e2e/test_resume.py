@@ -14,16 +14,15 @@ NUM_TOKENS = 300
 NUM_OTHERS = 3
 NUM_PROMPT_OF_OTHERS = 300
 """All of them together do not fit into the cache, so of what nobody protects nothing is left that is older."""
-SLOW_DECODE = "--itl-target=1000"
-"""While there are prompts to compute, so that the stream is still far from its end when they are."""
 
 
 def test_a_prompt_is_computed_once_however_many_come_between_its_attempts(tmp_path: Path) -> None:
     save_tiny(tmp_path / "model")
     options = [f"--model={tmp_path / 'model'}", "--dtype=float32", f"--kv-cache-memory={NUM_BLOCKS * BLOCK_BYTES}"]
-    stack = Stack(*options, SLOW_DECODE, "--kv-lease=3", log_dir=tmp_path)
+    stack = Stack(*options, "--kv-lease=3", log_dir=tmp_path)
 
     def compute_others_and_strike() -> None:
+        stack.signal("decode-0", signal.SIGSTOP)  # the stream is still far from its end when they are computed
         for number in range(NUM_OTHERS):
             ask(stack.url, completion([number] * NUM_PROMPT_OF_OTHERS, max_tokens=1))
         stack.signal("decode-0", signal.SIGKILL)
