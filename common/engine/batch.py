@@ -69,9 +69,14 @@ def build_batch(plan: StepPlan, block_size: int) -> Batch:
     sampled_rows: list[int] = []
     for sequence in sequences:
         end = sequence.start + len(sequence.token_ids)
+        num_blocks = -(-end // block_size)
+        assert sequence.token_ids, "a scheduled sequence must have tokens"
+        assert len(sequence.block_table) >= num_blocks, (
+            f"{sequence.key} needs {num_blocks} blocks, got {sequence.block_table}"
+        )
         token_ids += sequence.token_ids
         positions += range(sequence.start, end)
-        for block in range(sequence.start // block_size, -(-end // block_size)):
+        for block in range(sequence.start // block_size, num_blocks):
             first = sequence.block_table[block] * block_size - block * block_size
             slots += range(first + max(sequence.start, block * block_size), first + min(end, (block + 1) * block_size))
         if sequence.sampling is not None:
@@ -106,8 +111,6 @@ def _tables_and_lens(sequences: Sequence[ScheduledSequence], block_size: int) ->
     num_blocks = [-(-length // block_size) for length in context_lens]
     tables = np.zeros((len(sequences), max(num_blocks)), np.int32)
     for table, sequence, count in zip(tables, sequences, num_blocks, strict=True):
-        assert sequence.token_ids, "a scheduled sequence must have tokens"
-        assert len(sequence.block_table) >= count, f"{sequence.key} needs {count} blocks, got {sequence.block_table}"
         table[:count] = sequence.block_table[:count]
     return torch.from_numpy(tables), _int32(context_lens)
 

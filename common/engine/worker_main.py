@@ -156,12 +156,15 @@ def start_engine(
 
 
 def _check_alive_file(path: str) -> None:
-    """Whether it can be written; that of a life before does not make this one healthy. Raises: ConfigError."""
+    """Whether it can be ours; that of a life before does not make this one healthy. Raises: ConfigError."""
     if not path:
         return
+    file = Path(path)
     try:
-        Path(path).touch()
-        Path(path).unlink()
+        if file.exists() and (not file.is_file() or file.stat().st_size):
+            raise ConfigError(f"alive_file must be new or an empty file, got {path}")
+        file.touch()
+        file.unlink()
     except OSError as error:
         raise ConfigError(f"alive_file must be a file that can be written, got {path}: {error.strerror}") from error
 

@@ -13,6 +13,8 @@ from kernels.token_rows import TokenRows
 
 
 class OwnedNorm:
+    """A norm's weight in fp32, and the structure that points into it."""
+
     def __init__(self, norm: NormWeight) -> None:
         self._weight = norm.weight.float().contiguous()
         self.struct = NormStruct(self._weight.data_ptr(), len(norm.weight), norm.eps)
@@ -33,6 +35,7 @@ class OwnedLinear:
 
 
 def addresses(values: Sequence[int]) -> "ctypes.Array[ctypes.c_void_p]":
+    """Of structures, which must outlive what is done with them."""
     return (ctypes.c_void_p * len(values))(*values)
 
 
@@ -41,6 +44,7 @@ def _address(tensor: Tensor | None) -> int | None:
 
 
 def batch_struct(rows: TokenRows) -> BatchStruct:
+    """Points into the rows' tensors, which must outlive it."""
     decode, prefill = rows.decode, rows.prefill
     struct = BatchStruct(
         len(rows.positions), rows.num_decode_rows, 0, rows.positions.data_ptr(), rows.slot_mapping.data_ptr()
@@ -56,6 +60,7 @@ def batch_struct(rows: TokenRows) -> BatchStruct:
 
 
 def cache_struct(kv: LayerKV) -> CacheStruct:
+    """Points into the layer's cache, which must outlive it."""
     assert kv.keys[0, 0].is_contiguous(), "a head's keys are one piece"
     assert kv.values[0, 0].is_contiguous(), "a head's values are one piece"
     strides = kv.keys.stride()[:2]

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Sequence
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,6 +75,13 @@ def test_dtypes_are_those_that_the_ops_document() -> None:
         *(batch.rows.prefill.block_tables, batch.rows.prefill.context_lens, batch.rows.prefill.cu_seqlens),
     )
     assert {tensor.dtype for tensor in narrow} == {torch.int32}
+
+
+def test_a_sequence_without_tokens_or_blocks_is_a_bug_that_is_named() -> None:
+    with pytest.raises(AssertionError, match="must have tokens"):
+        build_batch(StepPlan((make_sequence("a", [], 0, [0]),)), block_size=4)
+    with pytest.raises(AssertionError, match="needs 2 blocks"):
+        build_batch(StepPlan((make_sequence("a", [1], 4, [0]),)), block_size=4)
 
 
 @st.composite

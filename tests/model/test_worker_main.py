@@ -1,5 +1,6 @@
 """How a worker sizes and allocates its cache: what it cannot have is the operator's error, named with both sizes."""
 
+import os
 import signal
 from queue import SimpleQueue
 from unittest.mock import Mock
@@ -65,9 +66,20 @@ def test_an_alive_file_that_cannot_be_written_is_refused_before_anything_is_allo
     def allocate(num_bytes):
         raise AssertionError("it is never ready")
 
-    for path in (tmp_path / "nowhere" / "alive", tmp_path):
-        with pytest.raises(ConfigError, match=f"alive_file must be a file that can be written, got {path}"):
-            load(model, alive_file=path, allocate=allocate)
+    with pytest.raises(
+        ConfigError, match=r"alive_file must be a file that can be written, got .*nowhere/alive: No such"
+    ):
+        load(model, alive_file=tmp_path / "nowhere" / "alive", allocate=allocate)
+
+
+def test_an_alive_file_that_is_something_else_is_refused_and_left_as_it_is(model, tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "notes", tmp_path / "pipe", tmp_path):
+        with pytest.raises(ConfigError, match=f"alive_file must be new or an empty file, got {path}"):
+            load(model, alive_file=path)
+        assert path.exists()
+    assert (tmp_path / "notes").read_text() == "mine"
 
 
 @pytest.fixture
